@@ -1,0 +1,274 @@
+"""Annealing schedules: how far the run has come -> how tight the constraint is.
+
+Frozen dataclasses without state. Points in time are fractions of the run (float) or optimizer steps (int); fractions
+need the run's length. An epsilon schedule gives eps in units of Theorem 1's bound (min gap^4 / 16), so the same
+schedule serves every level set: 1 is where intervals part (eps = 1 for {-1, +1}, 1/16 for unit spacing).
+A capture schedule (level-first) gives the capture radius in half gaps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+Kind = Literal["epsilon", "capture"]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Position in a run: `step` optimizer steps done before this one, of `total` (None: unknown)."""
+
+    step: int
+    total: int | None = None
+
+    def at(self, point: float | int, what: str) -> float:
+        """A point in time in steps: an int as it is, a float as a fraction of the run."""
+        if isinstance(point, int):
+            return float(point)
+        if self.total is None:
+            raise ValueError(
+                f"{what}={point} is a fraction of the run: give total_steps (or give {what} in steps, int)"
+            )
+        return point * self.total
+
+    @property
+    def last(self) -> bool:
+        """True at the last step of a run of known length and ever after."""
+        return self.total is not None and self.step + 1 >= self.total
+
+
+def _check_point(point: float | int, what: str) -> None:
+    if isinstance(point, bool) or not isinstance(point, (int, float)) or not math.isfinite(point) or point < 0:
+        raise ValueError(f"{what} must be a number of steps (int) or a fraction of the run (float), got {point!r}")
+    if isinstance(point, float) and point > 1:
+        raise ValueError(f"{what}={point} as a fraction of the run must lie in [0, 1]; for steps give an int")
+
+
+def _check_positive(value: float, what: str) -> None:
+    if not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{what} must be positive and finite, got {value}")
+
+
+@dataclass(frozen=True)
+class Annealing:
+    """Base of all schedules: `value` and `started` at a clock; `kind` says what the value means."""
+
+    kind: ClassVar[Kind] = "epsilon"
+    default_alpha: ClassVar[float] = 0.2
+
+    def value(self, clock: Clock, memory: dict[str, float] | None = None) -> float:
+        raise NotImplementedError
+
+    def started(self, clock: Clock) -> bool:
+        """True once the schedule has begun to tighten; adaptive scales freeze at that moment."""
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values that identify the schedule in records and state dicts."""
+        return {"schedule": type(self).__name__} | {k: v for k, v in asdict(self).items() if not callable(v)}
+
+    def largest(self) -> float:
+        """The largest value the schedule can take (inf if unknown), for the check against Theorem 1."""
+        return float(getattr(self, "initial", math.inf))
+
+
+@dataclass(frozen=True)
+class Constant(Annealing):
+    """eps = initial for the whole run: one problem P_eps, as in Theorem 1."""
+
+    initial: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_positive(self.initial, "Constant(initial)")
+
+    def value(self, clock: Clock, memory: dict[str, float] | None = None) -> float:
+        return self.initial
+
+    def started(self, clock: Clock) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Exponential(Annealing):
+    """The paper's schedule: eps = initial until `start`, then initial * K^t, t whole periods since the start.
+
+    Its CIFAR-10 runs: 100 epochs, K = .88, start = .5, period = .01 (one epoch).
+    """
+
+    K: float = 0.88
+    start: float | int = 0.5
+    period: float | int = 0.01
+    initial: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_point(self.start, "Exponential(start)")
+        _check_point(self.period, "Exponential(period)")
+        _check_positive(self.period, "Exponential(period)")
+        _check_positive(self.initial, "Exponential(initial)")
+        if not 0 < self.K < 1:
+            raise ValueError(f"Exponential(K) must lie in (0, 1), got {self.K}")
+
+    def value(self, clock: Clock, memory: dict[str, float] | None = None) -> float:
+        since = clock.step - clock.at(self.start, "start")
+        if since < 0:
+            return self.initial
+        return self.initial * self.K ** math.floor(since / clock.at(self.period, "period") + 1e-9)
+
+    def started(self, clock: Clock) -> bool:
+        return clock.step >= clock.at(self.start, "start")
+
+
+@dataclass(frozen=True)
+class Logarithmic(Annealing):
+    """log eps falls linearly from log initial at `start` to log final at `end`, step by step."""
+
+    initial: float = 1.0
+    final: float = 1e-3
+    start: float | int = 0.5
+    end: float | int = 1.0
+
+    def __post_init__(self) -> None:
+        _check_point(self.start, "Logarithmic(start)")
+        _check_point(self.end, "Logarithmic(end)")
+        _check_positive(self.final, "Logarithmic(final)")
+        if not self.final < self.initial < math.inf:
+            raise ValueError(f"Logarithmic: final must lie below initial, got {self.initial} -> {self.final}")
+        if type(self.start) is type(self.end) and self.end <= self.start:
+            raise ValueError(f"Logarithmic: end must come after start, got {self.start} .. {self.end}")
+
+    def value(self, clock: Clock, memory: dict[str, float] | None = None) -> float:
+        return self.initial * (self.final / self.initial) ** _ramp(clock, self.start, self.end)
+
+    def started(self, clock: Clock) -> bool:
+        return clock.step >= clock.at(self.start, "start")
+
+
+@dataclass(frozen=True)
+class Plateau(Annealing):
+    """The paper's other form: keep eps until a metric (lower is better) stops improving, then eps <- factor * eps.
+
+    Call `optimizer.report(metric)` once a look. eps falls after `patience` looks in a row that do not improve the best
+    one since the last fall by more than `threshold`; it never falls below `final`.
+    """
+
+    factor: float = 0.5
+    patience: int = 2
+    threshold: float = 1e-4
+    initial: float = 1.0
+    final: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_positive(self.initial, "Plateau(initial)")
+        _check_positive(self.final, "Plateau(final)")
+        if not 0 < self.factor < 1:
+            raise ValueError(f"Plateau(factor) must lie in (0, 1), got {self.factor}")
+        if self.patience < 1:
+            raise ValueError(f"Plateau(patience) must be at least 1, got {self.patience}")
+
+    def fresh(self) -> dict[str, float]:
+        """The memory before the first look."""
+        return {"value": self.initial, "best": math.inf, "stale": 0.0, "falls": 0.0}
+
+    def report(self, memory: dict[str, float], metric: float) -> dict[str, float]:
+        """The memory after one more look; pure."""
+        if not math.isfinite(metric):
+            raise ValueError(f"Plateau: the reported metric must be finite, got {metric}")
+        if metric < memory["best"] - self.threshold:
+            return memory | {"best": metric, "stale": 0.0}
+        if memory["stale"] + 1 < self.patience:
+            return memory | {"stale": memory["stale"] + 1}
+        lower = max(self.final, memory["value"] * self.factor)
+        return {"value": lower, "best": math.inf, "stale": 0.0, "falls": memory["falls"] + 1}
+
+    def value(self, clock: Clock, memory: dict[str, float] | None = None) -> float:
+        return (memory or self.fresh())["value"]
+
+    def started(self, clock: Clock) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Custom(Annealing):
+    """Any function of the fraction of the run done, in [0, 1], giving eps in units of Theorem 1's bound.
+
+    `name` stands for the function in records and state dicts; a resumed run must bring the same one.
+    """
+
+    function: Callable[[float], float] = field(default=lambda progress: 1.0)
+    name: str = "custom"
+    start: float | int = 0.0
+
+    def __post_init__(self) -> None:
+        _check_point(self.start, "Custom(start)")
+        if not callable(self.function):
+            raise ValueError(f"Custom(function) must be callable, got {self.function!r}")
+
+    def value(self, clock: Clock, memory: dict[str, float] | None = None) -> float:
+        if clock.total is None:
+            raise ValueError(f"Custom schedule {self.name!r} is a function of the fraction done: give total_steps")
+        value = float(self.function(min(1.0, clock.step / clock.total)))
+        _check_positive(value, f"Custom schedule {self.name!r} at step {clock.step}")
+        return value
+
+    def started(self, clock: Clock) -> bool:
+        return clock.step >= clock.at(self.start, "start")
+
+
+@dataclass(frozen=True)
+class LevelFirst(Annealing):
+    """Level-first annealing: weights near a level are captured first, weights near a midpoint stay free longest.
+
+    With f the part of the way from `start` to `end`, the radius grows from 0 to 1 half gap as f^power (by="radius"), or
+    the part f^power of each tensor's weights is captured, nearest to a level first (by="quantile"). After `end` all
+    are captured and drawn in; at the last step of the run whatever is left lands exactly on its level.
+    """
+
+    kind: ClassVar[Kind] = "capture"
+    default_alpha: ClassVar[float] = 0.05
+
+    start: float | int = 0.5
+    end: float | int = 0.97
+    power: float = 1.0
+    by: Literal["radius", "quantile"] = "radius"
+
+    def __post_init__(self) -> None:
+        _check_point(self.start, "LevelFirst(start)")
+        _check_point(self.end, "LevelFirst(end)")
+        _check_positive(self.power, "LevelFirst(power)")
+        if self.by not in ("radius", "quantile"):
+            raise ValueError(f"LevelFirst(by) must be 'radius' or 'quantile', got {self.by!r}")
+        if type(self.start) is type(self.end) and self.end <= self.start:
+            raise ValueError(f"LevelFirst: end must come after start, got {self.start} .. {self.end}")
+
+    def value(self, clock: Clock, memory: dict[str, float] | None = None) -> float:
+        return _ramp(clock, self.start, self.end) ** self.power
+
+    def started(self, clock: Clock) -> bool:
+        return clock.step >= clock.at(self.start, "start")
+
+    def largest(self) -> float:
+        return 1.0
+
+
+def _ramp(clock: Clock, start: float | int, end: float | int) -> float:
+    """0 before start, 1 after end, linear between."""
+    first, last = clock.at(start, "start"), clock.at(end, "end")
+    if clock.step >= last:
+        return 1.0
+    return max(0.0, (clock.step - first) / (last - first))
+
+
+SCHEDULES: dict[str, type[Annealing]] = {
+    c.__name__: c for c in (Constant, Exponential, Logarithmic, Plateau, LevelFirst)
+}
+
+
+def from_description(description: dict[str, Any]) -> Annealing:
+    """The schedule that `describe` described (not for Custom: a function does not travel in a file)."""
+    kind = SCHEDULES.get(description.get("schedule", ""))
+    if kind is None:
+        raise ValueError(f"no schedule named {description.get('schedule')!r}; known: {', '.join(SCHEDULES)}")
+    known = {f.name for f in fields(kind)}
+    return kind(**{k: v for k, v in description.items() if k in known})

@@ -1,0 +1,124 @@
+"""The velocity of ASkewSGD in closed form, per coordinate, and the level-first floor.
+
+Both are the Muehlebach-Jordan step  v = argmin { |v + u|^2 / 2 : v in V_alpha(w) }  for separable constraints;
+velocity.py solves the general case. u is a gradient with respect to w = s q; the constraint is evaluated at q = w / s
+and velocities in level units are multiplied by s.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from askew.core.constraint import shape
+from askew.core.levels import LevelSet, bracket, compute_dtype, nearest
+
+
+def skew(
+    u: Tensor,
+    w: Tensor,
+    levels: LevelSet,
+    epsilon: float | Tensor,
+    alpha: float | Tensor,
+    clip: float | Tensor,
+    scale: Tensor | None = None,
+) -> Tensor:
+    """The skewed direction s^c_{eps,alpha}(u, w) of the paper.
+
+    -u                        if psi > 0, or if -psi' u >= -alpha psi
+    clip(-alpha psi/psi', M)  otherwise
+    +M                        at an exact midpoint (psi' = 0 < -alpha psi), by convention to the right
+
+    Arguments: u, the gradient; w, the weights; epsilon, alpha and clip = M in level units; scale s, broadcastable.
+    Returns v with u's dtype; where the constraint does not bind, v is -u bit for bit.
+    """
+    dtype = compute_dtype(w.dtype)
+    q, push = w.to(dtype), u.to(dtype)
+    if scale is not None:
+        q, push = q / scale, push / scale
+    phi, slope = shape(q, levels)
+    psi, psi_prime = epsilon - phi, -slope
+    floor = -alpha * psi
+    free = (psi > 0) | (-psi_prime * push >= floor)
+    pull = torch.clamp(floor / psi_prime, -clip, clip)
+    pull = torch.where(psi_prime == 0, torch.as_tensor(clip, dtype=dtype, device=q.device), pull)
+    if scale is not None:
+        pull = pull * scale
+    return torch.where(free, -u, pull.to(u.dtype))
+
+
+def half_gap(q: Tensor, levels: LevelSet) -> Tensor:
+    """Half the gap that q lies in (the outermost gap beyond the range); may be 0-d and broadcast."""
+    a, b = bracket(q, levels)
+    return (b - a) / 2
+
+
+def remoteness(q: Tensor, levels: LevelSet) -> Tensor:
+    """Distance to the nearest level in half gaps: 0 on a level, 1 at a midpoint; 0 beyond the range."""
+    x = q.to(compute_dtype(q.dtype))
+    inside = x.clamp(levels.values[0], levels.values[-1])
+    return (nearest(inside, levels) - inside).abs() / half_gap(inside, levels)
+
+
+def captured(q: Tensor, levels: LevelSet, radius: float | Tensor) -> Tensor:
+    """Boolean: q lies within `radius` half gaps of its nearest level (radius 0: nobody, 1: everybody)."""
+    r = torch.as_tensor(radius, dtype=compute_dtype(q.dtype), device=q.device)
+    return (remoteness(q, levels) <= r) & (r > 0)
+
+
+def level_first(
+    u: Tensor,
+    w: Tensor,
+    levels: LevelSet,
+    radius: float | Tensor,
+    alpha: float | Tensor,
+    scale: Tensor | None = None,
+) -> Tensor:
+    """The level-first direction: captured coordinates are drawn to their level, the others are free.
+
+    With d = c - q the signed way to the nearest level c, the constraint g = -d^2/2 >= 0 of a captured coordinate asks
+    d v >= alpha d^2 (V_alpha with 2 alpha), so v = -u if -u sign(d) >= alpha |d|, else alpha d. On its level (d = 0)
+    the feasible set is a point and v = 0.
+    """
+    dtype = compute_dtype(w.dtype)
+    q, push = w.to(dtype), u.to(dtype)
+    if scale is not None:
+        q, push = q / scale, push / scale
+    d = nearest(q, levels) - q
+    floor = alpha * d.abs()
+    free = ~captured(q, levels, radius) | ((-push * d.sign() >= floor) & (d != 0))
+    pull = alpha * d
+    if scale is not None:
+        pull = pull * scale
+    return torch.where(free, -u, pull.to(u.dtype))
+
+
+def arrive(after: Tensor, before: Tensor, levels: LevelSet, radius: float | Tensor, scale: Tensor | None) -> Tensor:
+    """Where a step of captured coordinates may end: at most on the level, never past it.
+
+    A captured coordinate that started on one side of its level stays on that side or on the level; one that started
+    on the level stays. Free coordinates end where the base optimizer put them.
+    """
+    dtype = compute_dtype(after.dtype)
+    q0, q1 = before.to(dtype), after.to(dtype)
+    if scale is not None:
+        q0, q1 = q0 / scale, q1 / scale
+    c = nearest(q0, levels)
+    past = (c - q0) * (c - q1) <= 0
+    level = c if scale is None else c * scale
+    return torch.where(captured(q0, levels, radius) & past, level.to(after.dtype), after)
+
+
+def quantile_radius(remote: Tensor, fraction: float | Tensor, bins: int = 2048) -> Tensor:
+    """The radius (0-d) within which the given fraction of coordinates lies, to 1/bins, without sort or device sync."""
+    counts = torch.histc(remote.float(), bins=bins, min=0.0, max=1.0)
+    below = (counts.cumsum(0) < fraction * remote.numel()).sum()
+    return torch.where(torch.as_tensor(fraction, device=remote.device) > 0, (below + 1) / bins, 0.0).clamp(max=1.0)
+
+
+def snap(w: Tensor, levels: LevelSet, scale: Tensor | None = None) -> Tensor:
+    """s * (nearest level to w / s): the weights that ship."""
+    if scale is None:
+        return nearest(w, levels)
+    q = w.to(compute_dtype(w.dtype)) / scale
+    return (nearest(q, levels) * scale).to(w.dtype)

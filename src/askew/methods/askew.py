@@ -1,0 +1,59 @@
+"""ASkewSGD as a method: the skewed direction (paper), or the level-first one; no latent copy of the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from askew.core.direction import arrive, level_first, quantile_radius, remoteness, skew, snap
+from askew.methods.base import Method, Site, hull
+
+
+class EpsilonSkew(Method):
+    """The paper's form: gradient <- -s^c_{eps,alpha}(gradient, w), then the base optimizer.
+
+    With torch.optim.SGD this is Algorithm 1. With Adam the skew comes before Adam. `clamp` keeps the weights in
+    [c_1, c_K] after the step, as the published Adam runs do; Algorithm 1 has no clamp.
+    """
+
+    name: ClassVar[str] = "askew"
+
+    def direction(self, gradient: Tensor, w: Tensor, site: Site) -> Tensor:
+        return skew(gradient, w, site.levels, site.value, site.alpha, site.clip, site.scale).neg_()
+
+    def retract(self, w: Tensor, before: Tensor | None, site: Site) -> Tensor:
+        return hull(w, site) if site.clamp else w
+
+
+@dataclass
+class LevelFirstSkew(Method):
+    """Level-first: captured weights are drawn to their level and cannot pass it; at the end of the run all are on it.
+
+    by="radius": the schedule's value is the capture radius; by="quantile": the part of the tensor's weights to capture,
+    whose radius, never shrinking, is kept in the site's memory.
+    """
+
+    by: Literal["radius", "quantile"] = "radius"
+    name: ClassVar[str] = "askew-level-first"
+    needs_before: ClassVar[bool] = True
+
+    def direction(self, gradient: Tensor, w: Tensor, site: Site) -> Tensor:
+        if self.by == "quantile":
+            q = w if site.scale is None else w / site.scale
+            radius = quantile_radius(remoteness(q, site.levels), site.value)
+            site.memory["radius"] = torch.maximum(site.memory.get("radius", radius), radius)
+        return level_first(gradient, w, site.levels, self.radius(site), site.alpha, site.scale).neg_()
+
+    def retract(self, w: Tensor, before: Tensor | None, site: Site) -> Tensor:
+        if site.clock.last:
+            return snap(w, site.levels, site.scale)
+        if before is not None:
+            w = arrive(w, before, site.levels, self.radius(site), site.scale)
+        return hull(w, site) if site.clamp else w
+
+    def radius(self, site: Site) -> Tensor:
+        """The capture radius in force at this site."""
+        return site.memory.get("radius", site.value)

@@ -1,0 +1,85 @@
+"""The three hooks every training method is written in; each is the identity by default.
+
+One step of the optimizer (optim/wrapper.py):
+    gradient = method.direction(gradient, w, site)     what the base optimizer is given in place of the gradient
+    w        = base optimizer step on w
+    w        = method.retract(w, before, site)         where the step may end
+    forward  = method.forward_weight(w, site)          what the network computes with
+Only a method with `latent = True` has a forward_weight of its own; the wrapper then keeps w as a second copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from askew.core import Clock, LevelSet
+from askew.core.direction import snap
+
+
+@dataclass
+class Site:
+    """What a hook may know of the parameter it works on, at this step.
+
+    value is the schedule's current number (epsilon in level units, or the capture radius), a 0-d tensor on the
+    parameter's device; memory is the method's own storage for this parameter, kept in the state dict.
+    """
+
+    name: str
+    levels: LevelSet
+    scale: Tensor | None
+    lr: float | Tensor
+    alpha: float
+    clip: float | Tensor
+    clamp: bool
+    value: Tensor
+    clock: Clock
+    memory: dict[str, Tensor]
+
+    def bounds(self) -> tuple[Tensor | float, Tensor | float]:
+        """c_1 and c_K in the units of the weights."""
+        low, high = self.levels.values[0], self.levels.values[-1]
+        return (low, high) if self.scale is None else (low * self.scale, high * self.scale)
+
+
+class Method:
+    """The identity in all three hooks: full precision. Subclasses override what they change."""
+
+    name: ClassVar[str] = "full-precision"
+    latent: ClassVar[bool] = False
+    needs_before: ClassVar[bool] = False
+
+    def direction(self, gradient: Tensor, w: Tensor, site: Site) -> Tensor:
+        return gradient
+
+    def retract(self, w: Tensor, before: Tensor | None, site: Site) -> Tensor:
+        return w
+
+    def forward_weight(self, w: Tensor, site: Site) -> Tensor:
+        return w
+
+    def final(self, w: Tensor, site: Site) -> Tensor:
+        """The weights that are scored and shipped: the nearest levels (full precision keeps w)."""
+        return snap(w, site.levels, site.scale)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values that identify the method in records and state dicts."""
+        own = asdict(self) if is_dataclass(self) and not isinstance(self, type) else {}
+        return {"method": self.name} | own
+
+
+class FullPrecision(Method):
+    """No constraint: the base optimizer alone; nothing is snapped."""
+
+    def final(self, w: Tensor, site: Site) -> Tensor:
+        return w
+
+
+def hull(w: Tensor, site: Site) -> Tensor:
+    """w clamped to [c_1, c_K] (times the scale)."""
+    low, high = site.bounds()
+    if isinstance(low, Tensor):
+        return w.clamp(low.to(w.dtype), high.to(w.dtype) if isinstance(high, Tensor) else high)
+    return w.clamp(low, high)

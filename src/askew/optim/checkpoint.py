@@ -1,0 +1,112 @@
+"""State dicts of the wrapped optimizer: the base's own, with askew's entries merged in, in plain types only.
+
+Each group carries one JSON text under "askew" (levels, shapes, options of the run, position of the annealing), each
+parameter's state carries askew's tensors under "askew.NAME". So the dict loads with weights_only=True, keeps the
+{"state", "param_groups"} layout that torch's tools expect, and never mixes with the base optimizer's lazy state.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from askew.core import Plateau
+from askew.optim.checks import Group, names
+
+if TYPE_CHECKING:
+    from askew.optim.wrapper import MethodOptimizer
+
+KEY = "askew"
+PREFIX = "askew."
+
+
+def _header(optimizer: MethodOptimizer, group: Group) -> dict[str, Any]:
+    levels = group["levels"]
+    return {
+        "format": 1,
+        "method": optimizer.method.describe(),
+        "annealing": optimizer.annealing.describe(),
+        "total_steps": optimizer.total_steps,
+        "steps": optimizer.steps,
+        "skipped": optimizer.skipped,
+        "plateau": optimizer.plateau,
+        "levels": None if levels is None else list(levels.values),
+        "shapes": [list(p.shape) for p in group["params"]],
+    }
+
+
+def pack(optimizer: MethodOptimizer) -> dict[str, Any]:
+    """The state dict (a new outer structure; tensors are shared, as torch does)."""
+    out = optimizer.base.state_dict()
+    groups = []
+    for live, packed in zip(optimizer.param_groups, out["param_groups"], strict=True):
+        plain = {k: v for k, v in packed.items() if k != "levels"}
+        groups.append({**plain, KEY: json.dumps(_header(optimizer, live))})
+    state = dict(out["state"])
+    for live, packed in zip(optimizer.param_groups, groups, strict=True):
+        for p, i in zip(live["params"], packed["params"], strict=True):
+            own = optimizer._memory.get(p, {})
+            if own:
+                state[i] = {**state.get(i, {}), **{PREFIX + k: v for k, v in own.items()}}
+    return {**out, "state": state, "param_groups": groups}
+
+
+def _verified_headers(optimizer: MethodOptimizer, state_dict: dict[str, Any]) -> list[dict[str, Any]]:
+    """The groups' headers, after checking that they belong to these parameters and levels."""
+    saved = state_dict["param_groups"]
+    if len(saved) != len(optimizer.param_groups):
+        raise ValueError(f"the state dict has {len(saved)} groups, this optimizer {len(optimizer.param_groups)}")
+    headers = []
+    for position, (live, packed) in enumerate(zip(optimizer.param_groups, saved, strict=True)):
+        if KEY not in packed:
+            raise ValueError(
+                f"group {position}: the state dict was not made by askew; load it into the base optimizer instead "
+                "(optimizer.base.load_state_dict)"
+            )
+        header = json.loads(packed[KEY])
+        shapes = [list(p.shape) for p in live["params"]]
+        if len(shapes) != len(header["shapes"]):
+            raise ValueError(f"group {position}: {len(header['shapes'])} parameters saved, {len(shapes)} here")
+        for name, here, there in zip(names(live, position), shapes, header["shapes"], strict=True):
+            if here != there:
+                raise ValueError(f"{name}: the state dict holds shape {there}, the parameter has {here}")
+        here = None if live["levels"] is None else list(live["levels"].values)
+        if here != header["levels"]:
+            raise ValueError(f"{names(live, position)[0]}: the state dict holds levels {header['levels']}, here {here}")
+        headers.append(header)
+    method = optimizer.method.describe()["method"]
+    saved_annealing = headers[0]["annealing"]
+    own = optimizer.annealing.describe()
+    if headers[0]["method"]["method"] != method:
+        raise ValueError(f"the state dict belongs to method {headers[0]['method']['method']!r}, this is {method!r}")
+    if "Custom" in (saved_annealing["schedule"], own["schedule"]) and saved_annealing.get("name") != own.get("name"):
+        raise ValueError(
+            f"the state dict was made with schedule {saved_annealing}, this is {own}: a Custom schedule's function is "
+            "not in the file, so build the optimizer with the same one"
+        )
+    return headers
+
+
+def unpack(optimizer: MethodOptimizer, state_dict: dict[str, Any]) -> None:
+    """Load what `pack` made; nothing changes unless everything fits."""
+    headers = _verified_headers(optimizer, state_dict)
+    live_levels = [group["levels"] for group in optimizer.param_groups]
+    state, own = {}, {}
+    for i, entries in state_dict["state"].items():
+        base = {k: v for k, v in entries.items() if not str(k).startswith(PREFIX)}
+        if base:
+            state[i] = base
+        own[i] = {str(k)[len(PREFIX) :]: v for k, v in entries.items() if str(k).startswith(PREFIX)}
+    saved = [{k: v for k, v in g.items() if k != KEY} for g in state_dict["param_groups"]]
+    optimizer.base.load_state_dict({**state_dict, "state": state, "param_groups": saved})
+    header = headers[0]
+    optimizer.resume_annealing(header["annealing"])
+    optimizer.total_steps, optimizer.steps = header["total_steps"], header["steps"]
+    optimizer.skipped = header["skipped"]
+    optimizer.plateau = header["plateau"] if isinstance(optimizer.annealing, Plateau) else None
+    for group, levels in zip(optimizer.param_groups, live_levels, strict=True):
+        group["levels"] = levels
+    for group, packed in zip(optimizer.param_groups, saved, strict=True):
+        for p, i in zip(group["params"], packed["params"], strict=True):
+            optimizer._memory[p] = {k: v.detach().to(p.device, copy=True) for k, v in own.get(i, {}).items()}
+    optimizer._restore_values()

@@ -1,0 +1,94 @@
+"""What bad input gets: an exception that names the group and the parameter, before anything has changed."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from askew.core import Annealing, EpsilonWarning, LevelSet, as_levels
+from askew.core.scale import check_scale
+
+Group = dict[str, Any]
+NonFinite = Literal["raise", "skip", "ignore"]
+
+
+class NonFiniteGradient(ValueError):
+    """A gradient holds NaN or infinity; weights, moments and annealing are untouched."""
+
+
+def labels(group: Group) -> list[str]:
+    """'conv1.weight' for each parameter, or its place where the optimizer was built without names."""
+    return list(group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))])
+
+
+def names(group: Group, position: int) -> list[str]:
+    """'group 0, conv1.weight' for each parameter."""
+    return [f"group {position}, {label}" for label in labels(group)]
+
+
+def check_group(group: Group, position: int) -> None:
+    """Validate the options of one group with levels; turns a list of levels into a LevelSet."""
+    if group.get("levels") is None:
+        group["levels"] = None
+        return
+    where = f"group {position}"
+    try:
+        group["levels"] = as_levels(group["levels"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from error
+    alpha, clip = group["alpha"], group["clip"]
+    if not isinstance(alpha, (int, float)) or not math.isfinite(alpha) or alpha <= 0:
+        raise ValueError(f"{where} ({labels(group)[0]}): alpha must be positive and finite, got {alpha!r}")
+    if clip != "quarter" and (not isinstance(clip, (int, float)) or math.isnan(clip) or clip <= 0):
+        raise ValueError(f"{where} ({labels(group)[0]}): clip must be positive, or 'quarter', got {clip!r}")
+    if clip == "quarter" and "lr" not in group:
+        raise ValueError(f"{where} ({labels(group)[0]}): clip='quarter' needs a base optimizer with a learning rate")
+    for name, p in zip(names(group, position), group["params"], strict=True):
+        if not p.is_floating_point():
+            raise ValueError(f"{name}: levels need real floating-point weights, got {p.dtype}")
+        check_scale(group["scale"], group["per"], p, name)
+
+
+def warn_epsilon(annealing: Annealing, levels: LevelSet, position: int) -> None:
+    """Warn when the schedule starts above Theorem 1's bound (values are in units of it)."""
+    if annealing.kind == "epsilon" and 1 < annealing.largest() < math.inf:
+        warnings.warn(
+            f"group {position}: epsilon starts at {annealing.largest():g} times Theorem 1's bound "
+            f"{levels.epsilon_bound:g} for levels {levels.name!r}; above it the intervals have merged and the theorem "
+            "does not apply",
+            EpsilonWarning,
+            stacklevel=4,
+        )
+
+
+def gradients(groups: list[Group]) -> Iterator[tuple[str, Tensor]]:
+    """(name, gradient) of every parameter that has one."""
+    for position, group in enumerate(groups):
+        for name, p in zip(names(group, position), group["params"], strict=True):
+            if p.grad is not None:
+                yield name, p.grad
+
+
+def check_gradients(groups: list[Group], nonfinite: NonFinite) -> bool:
+    """True when the step may go on; False when it is to be skipped. One device sync unless nonfinite='ignore'."""
+    found = list(gradients(groups))
+    for name, g in found:
+        if g.layout != torch.strided:
+            raise ValueError(f"{name}: sparse gradients are not supported; use sparse=False in the embedding")
+    if nonfinite == "ignore" or not found:
+        return True
+    largest = torch.nn.utils.get_total_norm([g for _, g in found], norm_type=math.inf)
+    if bool(torch.isfinite(largest)):
+        return True
+    if nonfinite == "skip":
+        return False
+    bad = [name for name, g in found if not bool(torch.isfinite(g).all())]
+    raise NonFiniteGradient(
+        f"NaN or infinite gradient in {'; '.join(bad[:5])}{' ...' if len(bad) > 5 else ''}: the step was not taken "
+        "(nonfinite='skip' skips such steps)"
+    )

@@ -1,0 +1,383 @@
+"""The optimizer: any torch.optim optimizer with a method's three hooks around its step."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from askew.core import Annealing, Clock, Constant, LevelFirst, LevelSet, Plateau
+from askew.core.annealing import from_description
+from askew.core.scale import Per, ScaleKind, scale_of
+from askew.methods.askew import EpsilonSkew, LevelFirstSkew
+from askew.methods.base import Method, Site
+from askew.optim import checkpoint
+from askew.optim.checks import Group, NonFinite, check_gradients, check_group, labels, warn_epsilon
+
+Closure = Callable[[], Any]
+
+
+class MethodOptimizer(Optimizer):
+    """direction -> base optimizer -> retract, for the parameter groups that have `levels`.
+
+    It shares param_groups, state and step hooks with the base optimizer, so torch's schedulers, GradScaler and hooks work
+    on it as on any optimizer. What it remembers itself (frozen scales, latents of rival methods) lies beside the base
+    optimizer's state, never in it. A method without latents costs no memory between steps.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        method: Method,
+        annealing: Annealing | None = None,
+        *,
+        levels: LevelSet | None = None,
+        alpha: float | None = None,
+        clip: float | Literal["quarter"] = 1.0,
+        clamp: bool = False,
+        scale: ScaleKind = "none",
+        per: Per = "tensor",
+        total_steps: int | None = None,
+        nonfinite: NonFinite = "raise",
+    ) -> None:
+        if not isinstance(base, Optimizer):
+            raise TypeError(f"base must be a torch.optim.Optimizer, got {type(base).__name__}")
+        if nonfinite not in ("raise", "skip", "ignore"):
+            raise ValueError(f"nonfinite must be 'raise', 'skip' or 'ignore', got {nonfinite!r}")
+        if total_steps is not None and (not isinstance(total_steps, int) or total_steps < 1):
+            raise ValueError(f"total_steps must be a positive whole number, got {total_steps!r}")
+        self.base = base
+        self.method = method
+        self.annealing = annealing or Constant()
+        self.total_steps = total_steps
+        self.nonfinite: NonFinite = nonfinite
+        self.steps = 0
+        self.skipped = 0
+        self.plateau = self.annealing.fresh() if isinstance(self.annealing, Plateau) else None
+        self._options: Group = {
+            "levels": levels,
+            "alpha": self.annealing.default_alpha if alpha is None else alpha,
+            "clip": clip,
+            "clamp": clamp,
+            "scale": scale,
+            "per": per,
+        }
+        self._memory: dict[Tensor, dict[str, Tensor]] = {}
+        self._values: dict[tuple[int, torch.device], Tensor] = {}
+        self._numbers: dict[int, float] = {}
+        self.annealing.value(self.clock, self.plateau)  # a fraction without total_steps is an error now, not later
+        self.annealing.started(self.clock)
+        for position, group in enumerate(base.param_groups):
+            self._prepare(group, position)
+        if all(group["levels"] is None for group in base.param_groups):
+            raise ValueError("no parameter group has levels: build the groups with askew.groups(...) or pass levels=")
+        self._adopt_base()
+        for position, group in self._managed():
+            self._begin(group, position)
+
+    # -- the torch.optim.Optimizer face -------------------------------------------------------------------------------
+
+    def _adopt_base(self) -> None:
+        """Become an Optimizer whose groups, state, defaults and hooks are the base's own."""
+        self.defaults = self.base.defaults
+        for kind in ("step_pre", "step_post", "state_dict_pre", "state_dict_post", "load_state_dict_pre"):
+            setattr(self, f"_optimizer_{kind}_hooks", getattr(self.base, f"_optimizer_{kind}_hooks"))
+        self._optimizer_load_state_dict_post_hooks = self.base._optimizer_load_state_dict_post_hooks
+        self._warned_capturable_if_run_uncaptured = True
+        self._patch_step_function()
+
+    @property
+    def param_groups(self) -> list[Group]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.base.param_groups
+
+    @property
+    def state(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.base.state
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__.copy()
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a group, with levels or without; its options are checked before anything changes."""
+        group = dict(param_group)
+        params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+        plain = [p[1] if isinstance(p, tuple) else p for p in params]
+        trial = {**self.base.defaults, **group, "params": plain}
+        self._prepare(trial, len(self.param_groups))
+        self.base.add_param_group({**group, "params": params})
+        added = self.param_groups[-1]
+        self._prepare(added, len(self.param_groups) - 1)
+        if added["levels"] is not None:
+            self._begin(added, len(self.param_groups) - 1)
+
+    def step(self, closure: Closure | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One step. A closure is evaluated at the weights the network computes with, exactly as in a plain step."""
+        needs_closure = _needs_closure(self.base)
+        if needs_closure and closure is None:
+            raise ValueError(f"{type(self.base).__name__} needs step(closure)")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not check_gradients(self.param_groups, self.nonfinite):
+            self.skipped += 1
+            return loss
+        if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            self.tick()
+        with torch.no_grad():
+            self._step(closure if needs_closure else None)
+        self.base._opt_called = True  # pyright: ignore[reportAttributeAccessIssue] # a scheduler on the base may ask
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """The base optimizer's state dict with askew's own entries in its groups and states; plain types only."""
+        return checkpoint.pack(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume: everything is checked first; the saved schedule and options win, as torch's learning rates do."""
+        checkpoint.unpack(self, state_dict)
+
+    # -- annealing ----------------------------------------------------------------------------------------------------
+
+    @property
+    def clock(self) -> Clock:
+        """Where the run stands: steps done, of total_steps."""
+        return Clock(self.steps, self.total_steps)
+
+    def tick(self) -> None:
+        """Advance the annealing by one step. `step` does it; call it yourself before each replay of a CUDA graph."""
+        now = self.clock
+        number = self.annealing.value(now, self.plateau)
+        for position, group in self._managed():
+            self._set_value(position, group, number)
+        self.steps += 1
+
+    def report(self, metric: float) -> None:
+        """Tell a Plateau schedule how training goes (lower is better)."""
+        if not isinstance(self.annealing, Plateau) or self.plateau is None:
+            raise ValueError(f"report() drives a Plateau schedule; this one is {type(self.annealing).__name__}")
+        self.plateau = self.annealing.report(self.plateau, float(metric))
+
+    def value(self, position: int = 0) -> float:
+        """The schedule's current number for a group: epsilon in its level units, or the capture radius."""
+        return self._numbers[position]
+
+    def resume_annealing(self, description: dict[str, Any]) -> None:
+        """Take over a saved schedule (a Custom one cannot travel in a file: the live one must bear its name)."""
+        if description["schedule"] != "Custom":
+            self.annealing = from_description(description)
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    def weights(self) -> list[tuple[str, Tensor, Site]]:
+        """(name, parameter, site) of every weight on levels, at the schedule's current value."""
+        last = Clock(max(0, self.steps - 1), self.total_steps)
+        return [
+            (name, p, self._site(p, name, group, position, last))
+            for position, group in self._managed()
+            for name, p in zip(labels(group), group["params"], strict=True)
+        ]
+
+    def underlying(self, p: Tensor) -> Tensor:
+        """The weights that are optimised: the latent copy of a rival method, or the parameter itself."""
+        return self._memory.get(p, {}).get("latent", p)
+
+    @torch.no_grad()
+    def snap_(self) -> None:
+        """Put every weight on its level for good (a rival's latents too)."""
+        for _, p, site in self.weights():
+            on_level = self.method.final(self.underlying(p), site)
+            p.copy_(on_level)
+            if self.method.latent:
+                self._memory[p]["latent"].copy_(on_level)
+
+    # -- inner workings -----------------------------------------------------------------------------------------------
+
+    def _managed(self) -> list[tuple[int, Group]]:
+        return [(i, group) for i, group in enumerate(self.param_groups) if group.get("levels") is not None]
+
+    def _prepare(self, group: Group, position: int) -> None:
+        for key, default in self._options.items():
+            group.setdefault(key, default)
+        check_group(group, position)
+        if group["levels"] is not None:
+            warn_epsilon(self.annealing, group["levels"], position)
+
+    def _begin(self, group: Group, position: int) -> None:
+        """Set the value of a new group and, for latent methods, the forward weights."""
+        self._set_value(position, group, self.annealing.value(self.clock, self.plateau))
+        if not self.method.latent:
+            return
+        with torch.no_grad():
+            for name, p in zip(labels(group), group["params"], strict=True):
+                self._memory.setdefault(p, {})["latent"] = p.detach().clone()
+                p.copy_(self.method.forward_weight(p, self._site(p, name, group, position, self.clock)))
+
+    def _restore_values(self) -> None:
+        """After loading: the numbers as the last step before the checkpoint used them."""
+        number = self.annealing.value(Clock(max(0, self.steps - 1), self.total_steps), self.plateau)
+        for position, group in self._managed():
+            self._set_value(position, group, number)
+
+    def _set_value(self, position: int, group: Group, number: float) -> None:
+        if self.annealing.kind == "epsilon":
+            number *= group["levels"].epsilon_bound
+        self._numbers[position] = number
+        for device in {p.device for p in group["params"]}:
+            held = self._values.get((position, device))
+            if held is None:
+                held = self._values[position, device] = torch.zeros((), dtype=_scalar_dtype(device), device=device)
+            held.fill_(number)
+
+    def _site(self, p: Tensor, name: str, group: Group, position: int, now: Clock) -> Site:
+        levels: LevelSet = group["levels"]
+        lr = group.get("lr", 1.0)
+        memory = self._memory.setdefault(p, {})
+        return Site(
+            name=name,
+            levels=levels,
+            scale=self._scale(p, group, memory, now),
+            lr=lr,
+            alpha=group["alpha"],
+            clip=levels.min_gap / (4 * lr) if group["clip"] == "quarter" else group["clip"],
+            clamp=group["clamp"],
+            value=self._values[position, p.device],
+            clock=now,
+            memory=memory,
+        )
+
+    def _scale(self, p: Tensor, group: Group, memory: dict[str, Tensor], now: Clock) -> Tensor | None:
+        """The scale follows the weights until annealing starts and is frozen (and remembered) from then on."""
+        if group["scale"] == "none":
+            return None
+        if "scale" in memory:
+            return memory["scale"]
+        scale = scale_of(memory.get("latent", p), group["levels"], group["scale"], group["per"])
+        if scale is not None and self.annealing.started(now):
+            memory["scale"] = scale
+        return scale
+
+    def _step(self, closure: Closure | None) -> None:
+        sites = self.weights()
+        before = [p.detach().clone() if self.method.needs_before else None for _, p, _ in sites]
+        plain = [p.grad for _, p, _ in sites]
+        try:
+            for _, p, site in sites:
+                self._enter(p, site)
+            if closure is None:
+                _unhooked_step(self.base)
+            else:
+                _unhooked_step(self.base, self._skewed(closure, sites))
+            for (_, p, site), start in zip(sites, before, strict=True):
+                p.copy_(self.method.retract(p, start, site))
+        finally:
+            for (_, p, site), gradient in zip(sites, plain, strict=True):
+                p.grad = gradient
+                self._leave(p, site)
+
+    def _enter(self, p: Tensor, site: Site) -> None:
+        """Put the optimised weights and the skewed gradient where the base optimizer finds them."""
+        w = self.underlying(p)
+        if p.grad is not None:
+            p.grad = self.method.direction(p.grad, w, site)
+        if self.method.latent:
+            p.copy_(w)
+
+    def _leave(self, p: Tensor, site: Site) -> None:
+        """Keep the optimised weights and show the network the forward ones."""
+        if self.method.latent:
+            site.memory["latent"].copy_(p)
+            p.copy_(self.method.forward_weight(site.memory["latent"], site))
+
+    def _skewed(self, closure: Closure, sites: list[tuple[str, Tensor, Site]]) -> Closure:
+        """The closure for bases that evaluate it themselves (LBFGS): at the forward weights, with skewed gradients."""
+
+        def evaluate() -> Any:
+            with torch.no_grad():
+                for _, p, site in sites:
+                    self._leave(p, site)
+            with torch.enable_grad():
+                loss = closure()
+            with torch.no_grad():
+                for _, p, site in sites:
+                    self._enter(p, site)
+            return loss
+
+        return evaluate
+
+
+class ASkew(MethodOptimizer):
+    """ASkewSGD around any torch optimizer: weights are drawn into shrinking intervals around the levels.
+
+    w <- base step on the gradient -v,  v = s^c_{eps,alpha}(gradient, w)  (core.direction.skew; with plain SGD exactly
+    Algorithm 1), or the level-first direction when the annealing is LevelFirst.
+
+    base         a torch.optim optimizer over askew.groups(model, levels=...)
+    annealing    LevelFirst (default), Exponential, Logarithmic, Plateau, Constant, Custom
+    alpha, clip  the MJ parameter and the velocity bound M in level units ('quarter': a step of the plain gradient method
+                 moves at most a quarter of the smallest gap); groups may hold their own
+    clamp        keep the weights in [c_1, c_K]; default: with LevelFirst yes, otherwise no (Algorithm 1 has no clamp)
+    scale, per   how weights map to level units: 'none', 'abs-mean' or 'sawb', per 'tensor' or 'channel'
+    total_steps  length of the run, for schedules given in fractions
+    nonfinite    NaN or infinite gradients: 'raise', 'skip' the step, or 'ignore' (no check, no device sync)
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        annealing: Annealing | None = None,
+        *,
+        levels: LevelSet | None = None,
+        alpha: float | None = None,
+        clip: float | Literal["quarter"] = 1.0,
+        clamp: bool | None = None,
+        scale: ScaleKind = "none",
+        per: Per = "tensor",
+        total_steps: int | None = None,
+        nonfinite: NonFinite = "raise",
+    ) -> None:
+        annealing = annealing or LevelFirst()
+        super().__init__(
+            base,
+            _method_for(annealing),
+            annealing,
+            levels=levels,
+            alpha=alpha,
+            clip=clip,
+            clamp=annealing.kind == "capture" if clamp is None else clamp,
+            scale=scale,
+            per=per,
+            total_steps=total_steps,
+            nonfinite=nonfinite,
+        )
+
+    def resume_annealing(self, description: dict[str, Any]) -> None:
+        super().resume_annealing(description)
+        self.method = _method_for(self.annealing)
+
+
+def _method_for(annealing: Annealing) -> Method:
+    return LevelFirstSkew(annealing.by) if isinstance(annealing, LevelFirst) else EpsilonSkew()
+
+
+def _scalar_dtype(device: torch.device) -> torch.dtype:
+    """float64 for the schedule's number, so that float64 weights see all of it; MPS has none."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _needs_closure(base: Optimizer) -> bool:
+    """True for optimizers such as LBFGS whose step has no default for its closure."""
+    step = getattr(type(base).step, "__wrapped__", type(base).step)
+    closure = inspect.signature(step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def _unhooked_step(base: Optimizer, *arguments: Any) -> None:
+    """The base's step without its hooks: they are shared with the wrapper and fire there, once."""
+    step = type(base).step
+    bare = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
+    bare(base, *arguments)

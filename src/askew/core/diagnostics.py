@@ -21,7 +21,7 @@ FIELDS = ("feasible", "active", "distance_mean", "distance_max", "flips", "kkt")
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One layer's numbers: fractions in [0, 1], distances in level units, the largest KKT residual (nan: no gradient)."""
+    """One layer's numbers: fractions in [0, 1], distances in level units, largest KKT residual (nan: no gradient)."""
 
     name: str
     size: int

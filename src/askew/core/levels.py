@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -43,12 +44,12 @@ class LevelSet:
     @cached_property
     def gaps(self) -> tuple[float, ...]:
         """h_j = c_{j+1} - c_j."""
-        return tuple(b - a for a, b in zip(self.values, self.values[1:], strict=False))
+        return tuple(b - a for a, b in pairwise(self.values))
 
     @cached_property
     def midpoints(self) -> tuple[float, ...]:
         """(c_j + c_{j+1}) / 2, where the nearest level changes."""
-        return tuple((a + b) / 2 for a, b in zip(self.values, self.values[1:], strict=False))
+        return tuple((a + b) / 2 for a, b in pairwise(self.values))
 
     @property
     def min_gap(self) -> float:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 
 def _bracket(q: float, c: Sequence[float]) -> tuple[float, float] | None:
     """(a, b) with a <= q < b, or None outside [c_1, c_K)."""
-    for a, b in zip(c, c[1:], strict=False):
+    for a, b in pairwise(c):
         if a <= q < b:
             return a, b
     return None
@@ -76,7 +77,7 @@ def intervals(c: Sequence[float], epsilon: float) -> list[tuple[float, float]]:
     """The connected pieces of { q : phi(q) <= eps }, from left to right."""
     root = math.sqrt(epsilon)
     pieces = [[c[0] - root, c[0]]]
-    for a, b in zip(c, c[1:], strict=False):
+    for a, b in pairwise(c):
         h = b - a
         room = h * h / 4 - root
         if room >= 0:

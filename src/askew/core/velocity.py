@@ -12,15 +12,15 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 
-class EmptyVelocitySet(ValueError):
+class EmptyVelocitySetError(ValueError):
     """V_alpha(w) is empty: no velocity satisfies all active constraints at once."""
 
 
 def velocity(u: Tensor, g: Tensor, jacobian: Tensor, alpha: float) -> Tensor:
     """The velocity v for a gradient u (d,), constraint values g (m,) and their Jacobian (m, d).
 
-    x = v + u is the point of least norm with J x >= -alpha g + J u over the active rows: a least-distance problem, which
-    Lawson and Hanson reduce to non-negative least squares (scipy's nnls): with E = [J'; h'] and f = (0, .., 0, 1), the
+    x = v + u is the point of least norm with J x >= -alpha g + J u over the active rows: a least-distance problem,
+    which Lawson and Hanson reduce to non-negative least squares (scipy's nnls): with E = [J'; h'] and f = (0, .., 0, 1), the
     residual r = E y - f gives x = -r_d / r_{d+1}; a zero residual means that no x exists.
     """
     if alpha <= 0:
@@ -38,7 +38,9 @@ def velocity(u: Tensor, g: Tensor, jacobian: Tensor, alpha: float) -> Tensor:
     f[-1] = 1.0
     y, norm = nnls(E, f.numpy())
     if norm < 1e-10:
-        raise EmptyVelocitySet(f"no velocity satisfies the active constraints {active.nonzero().flatten().tolist()}")
+        raise EmptyVelocitySetError(
+            f"no velocity satisfies the active constraints {active.nonzero().flatten().tolist()}"
+        )
     r = torch.from_numpy(E @ y) - f
     x = -r[:-1] / r[-1]
     return (x.to(u.device) - u.double()).to(u.dtype)

@@ -17,7 +17,7 @@ Group = dict[str, Any]
 NonFinite = Literal["raise", "skip", "ignore"]
 
 
-class NonFiniteGradient(ValueError):
+class NonFiniteGradientError(ValueError):
     """A gradient holds NaN or infinity; weights, moments and annealing are untouched."""
 
 
@@ -88,7 +88,7 @@ def check_gradients(groups: list[Group], nonfinite: NonFinite) -> bool:
     if nonfinite == "skip":
         return False
     bad = [name for name, g in found if not bool(torch.isfinite(g).all())]
-    raise NonFiniteGradient(
+    raise NonFiniteGradientError(
         f"NaN or infinite gradient in {'; '.join(bad[:5])}{' ...' if len(bad) > 5 else ''}: the step was not taken "
         "(nonfinite='skip' skips such steps)"
     )

@@ -20,8 +20,8 @@ def velocity(u: Tensor, g: Tensor, jacobian: Tensor, alpha: float) -> Tensor:
     """The velocity v for a gradient u (d,), constraint values g (m,) and their Jacobian (m, d).
 
     x = v + u is the point of least norm with J x >= -alpha g + J u over the active rows: a least-distance problem,
-    which Lawson and Hanson reduce to non-negative least squares (scipy's nnls): with E = [J'; h'] and f = (0, .., 0, 1), the
-    residual r = E y - f gives x = -r_d / r_{d+1}; a zero residual means that no x exists.
+    which Lawson and Hanson reduce to non-negative least squares (scipy's nnls): with E = [J'; h'] and
+    f = (0, .., 0, 1), the residual r = E y - f gives x = -r_d / r_{d+1}; a zero residual means that no x exists.
     """
     if alpha <= 0:
         raise ValueError(f"alpha must be positive, got {alpha}")

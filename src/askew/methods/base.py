@@ -38,11 +38,6 @@ class Site:
     clock: Clock
     memory: dict[str, Tensor]
 
-    def bounds(self) -> tuple[Tensor | float, Tensor | float]:
-        """c_1 and c_K in the units of the weights."""
-        low, high = self.levels.values[0], self.levels.values[-1]
-        return (low, high) if self.scale is None else (low * self.scale, high * self.scale)
-
 
 class Method:
     """The identity in all three hooks: full precision. Subclasses override what they change."""
@@ -78,8 +73,8 @@ class FullPrecision(Method):
 
 
 def hull(w: Tensor, site: Site) -> Tensor:
-    """w clamped to [c_1, c_K] (times the scale)."""
-    low, high = site.bounds()
-    if isinstance(low, Tensor):
-        return w.clamp(low.to(w.dtype), high.to(w.dtype) if isinstance(high, Tensor) else high)
-    return w.clamp(low, high)
+    """w clamped to [c_1, c_K], times the scale."""
+    low, high = site.levels.values[0], site.levels.values[-1]
+    if site.scale is None:
+        return w.clamp(low, high)
+    return w.clamp((low * site.scale).to(w.dtype), (high * site.scale).to(w.dtype))

@@ -24,8 +24,8 @@ Closure = Callable[[], Any]
 class MethodOptimizer(Optimizer):
     """direction -> base optimizer -> retract, for the parameter groups that have `levels`.
 
-    It shares param_groups, state and step hooks with the base optimizer, so torch's schedulers, GradScaler and hooks work
-    on it as on any optimizer. What it remembers itself (frozen scales, latents of rival methods) lies beside the base
+    It shares param_groups, state and step hooks with the base optimizer, so torch's schedulers, GradScaler and hooks
+    work on it as on any optimizer. What it remembers itself (frozen scales, latents of rival methods) lies beside the base
     optimizer's state, never in it. A method without latents costs no memory between steps.
     """
 
@@ -173,11 +173,14 @@ class MethodOptimizer(Optimizer):
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
-    def weights(self) -> list[tuple[str, Tensor, Site]]:
-        """(name, parameter, site) of every weight on levels, at the schedule's current value."""
+    def weights(self, freeze: bool = False) -> list[tuple[str, Tensor, Site]]:
+        """(name, parameter, site) of every weight on levels, at the schedule's current value.
+
+        freeze: remember adaptive scales from now on if annealing has started (only `step` asks for that).
+        """
         last = Clock(max(0, self.steps - 1), self.total_steps)
         return [
-            (name, p, self._site(p, name, group, position, last))
+            (name, p, self._site(p, name, group, position, last, freeze))
             for position, group in self._managed()
             for name, p in zip(labels(group), group["params"], strict=True)
         ]
@@ -215,7 +218,7 @@ class MethodOptimizer(Optimizer):
         with torch.no_grad():
             for name, p in zip(labels(group), group["params"], strict=True):
                 self._memory.setdefault(p, {})["latent"] = p.detach().clone()
-                p.copy_(self.method.forward_weight(p, self._site(p, name, group, position, self.clock)))
+                p.copy_(self.method.forward_weight(p, self._site(p, name, group, position, self.clock, False)))
 
     def _restore_values(self) -> None:
         """After loading: the numbers as the last step before the checkpoint used them."""
@@ -233,14 +236,14 @@ class MethodOptimizer(Optimizer):
                 held = self._values[position, device] = torch.zeros((), dtype=_scalar_dtype(device), device=device)
             held.fill_(number)
 
-    def _site(self, p: Tensor, name: str, group: Group, position: int, now: Clock) -> Site:
+    def _site(self, p: Tensor, name: str, group: Group, position: int, now: Clock, freeze: bool) -> Site:
         levels: LevelSet = group["levels"]
         lr = group.get("lr", 1.0)
         memory = self._memory.setdefault(p, {})
         return Site(
             name=name,
             levels=levels,
-            scale=self._scale(p, group, memory, now),
+            scale=self._scale(p, group, memory, freeze and self.annealing.started(now)),
             lr=lr,
             alpha=group["alpha"],
             clip=levels.min_gap / (4 * lr) if group["clip"] == "quarter" else group["clip"],
@@ -250,19 +253,19 @@ class MethodOptimizer(Optimizer):
             memory=memory,
         )
 
-    def _scale(self, p: Tensor, group: Group, memory: dict[str, Tensor], now: Clock) -> Tensor | None:
+    def _scale(self, p: Tensor, group: Group, memory: dict[str, Tensor], freeze: bool) -> Tensor | None:
         """The scale follows the weights until annealing starts and is frozen (and remembered) from then on."""
         if group["scale"] == "none":
             return None
         if "scale" in memory:
             return memory["scale"]
         scale = scale_of(memory.get("latent", p), group["levels"], group["scale"], group["per"])
-        if scale is not None and self.annealing.started(now):
+        if scale is not None and freeze:
             memory["scale"] = scale
         return scale
 
     def _step(self, closure: Closure | None) -> None:
-        sites = self.weights()
+        sites = self.weights(freeze=True)
         before = [p.detach().clone() if self.method.needs_before else None for _, p, _ in sites]
         plain = [p.grad for _, p, _ in sites]
         try:
@@ -318,8 +321,8 @@ class ASkew(MethodOptimizer):
 
     base         a torch.optim optimizer over askew.groups(model, levels=...)
     annealing    LevelFirst (default), Exponential, Logarithmic, Plateau, Constant, Custom
-    alpha, clip  the MJ parameter and the velocity bound M in level units ('quarter': a step of the plain gradient method
-                 moves at most a quarter of the smallest gap); groups may hold their own
+    alpha, clip  the MJ parameter and the velocity bound M in level units ('quarter': one step of plain SGD moves at
+                 most a quarter of the smallest gap); groups may hold their own
     clamp        keep the weights in [c_1, c_K]; default: with LevelFirst yes, otherwise no (Algorithm 1 has no clamp)
     scale, per   how weights map to level units: 'none', 'abs-mean' or 'sawb', per 'tensor' or 'channel'
     total_steps  length of the run, for schedules given in fractions

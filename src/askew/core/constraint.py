@@ -61,7 +61,8 @@ def borders(levels: LevelSet, epsilon: float | Tensor, like: Tensor) -> tuple[Te
     slack is sqrt(eps).
     """
     c = levels.table(like)
-    root = torch.as_tensor(epsilon, dtype=c.dtype, device=c.device).clamp(min=0).sqrt()
+    width = epsilon.to(c.dtype) if isinstance(epsilon, Tensor) else c.new_full((), epsilon)
+    root = width.clamp(min=0).sqrt()
     h = c[1:] - c[:-1]
     middle = (c[1:] + c[:-1]) / 2
     room = h * h / 4 - root

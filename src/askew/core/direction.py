@@ -40,8 +40,8 @@ def skew(
     psi, psi_prime = epsilon - phi, -slope
     floor = -alpha * psi
     free = (psi > 0) | (-psi_prime * push >= floor)
-    pull = torch.clamp(floor / psi_prime, -clip, clip)
-    pull = torch.where(psi_prime == 0, torch.as_tensor(clip, dtype=dtype, device=q.device), pull)
+    bound = clip.to(dtype) if isinstance(clip, Tensor) else q.new_full((), clip)
+    pull = torch.where(psi_prime == 0, bound, torch.clamp(floor / psi_prime, -bound, bound))
     if scale is not None:
         pull = pull * scale
     return torch.where(free, -u, pull.to(u.dtype))
@@ -62,8 +62,7 @@ def remoteness(q: Tensor, levels: LevelSet) -> Tensor:
 
 def captured(q: Tensor, levels: LevelSet, radius: float | Tensor) -> Tensor:
     """Boolean: q lies within `radius` half gaps of its nearest level (radius 0: nobody, 1: everybody)."""
-    r = torch.as_tensor(radius, dtype=compute_dtype(q.dtype), device=q.device)
-    return (remoteness(q, levels) <= r) & (r > 0)
+    return (remoteness(q, levels) <= radius) & (radius > 0)
 
 
 def level_first(
@@ -113,7 +112,7 @@ def quantile_radius(remote: Tensor, fraction: float | Tensor, bins: int = 2048) 
     """The radius (0-d) within which the given fraction of coordinates lies, to 1/bins, without sort or device sync."""
     counts = torch.histc(remote.float(), bins=bins, min=0.0, max=1.0)
     below = (counts.cumsum(0) < fraction * remote.numel()).sum()
-    return torch.where(torch.as_tensor(fraction, device=remote.device) > 0, (below + 1) / bins, 0.0).clamp(max=1.0)
+    return ((below + 1) / bins).clamp(max=1.0) * (fraction > 0)
 
 
 def snap(w: Tensor, levels: LevelSet, scale: Tensor | None = None) -> Tensor:

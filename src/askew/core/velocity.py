@@ -38,9 +38,8 @@ def velocity(u: Tensor, g: Tensor, jacobian: Tensor, alpha: float) -> Tensor:
     f[-1] = 1.0
     y, norm = nnls(E, f.numpy())
     if norm < 1e-10:
-        raise EmptyVelocitySetError(
-            f"no velocity satisfies the active constraints {active.nonzero().flatten().tolist()}"
-        )
+        rows = active.nonzero().flatten().tolist()
+        raise EmptyVelocitySetError(f"no velocity satisfies the active constraints {rows}")
     r = torch.from_numpy(E @ y) - f
     x = -r[:-1] / r[-1]
     return (x.to(u.device) - u.double()).to(u.dtype)

@@ -25,8 +25,8 @@ class MethodOptimizer(Optimizer):
     """direction -> base optimizer -> retract, for the parameter groups that have `levels`.
 
     It shares param_groups, state and step hooks with the base optimizer, so torch's schedulers, GradScaler and hooks
-    work on it as on any optimizer. What it remembers itself (frozen scales, latents of rival methods) lies beside the base
-    optimizer's state, never in it. A method without latents costs no memory between steps.
+    work on it as on any optimizer. What it remembers itself (frozen scales, latents of rival methods) lies beside
+    the base optimizer's state, never in it. A method without latents costs no memory between steps.
     """
 
     def __init__(

@@ -164,8 +164,12 @@ class Plateau(Annealing):
         _check_positive(self.final, "Plateau(final)")
         if not 0 < self.factor < 1:
             raise ValueError(f"Plateau(factor) must lie in (0, 1), got {self.factor}")
-        if self.patience < 1:
-            raise ValueError(f"Plateau(patience) must be at least 1, got {self.patience}")
+        if self.final > self.initial:
+            raise ValueError(f"Plateau: final must not exceed initial, got {self.initial} -> {self.final}")
+        if isinstance(self.patience, bool) or not isinstance(self.patience, int) or self.patience < 1:
+            raise ValueError(f"Plateau(patience) must be a whole number of at least 1, got {self.patience!r}")
+        if not 0 <= self.threshold < math.inf:
+            raise ValueError(f"Plateau(threshold) must be finite and not negative, got {self.threshold}")
 
     def fresh(self) -> dict[str, float]:
         """The memory before the first look."""
@@ -223,6 +227,10 @@ class LevelFirst(Annealing):
     With f the part of the way from `start` to `end`, the radius grows from 0 to 1 half gap as f^power (by="radius"), or
     the part f^power of each tensor's weights is captured, nearest to a level first (by="quantile"). After `end` all
     are captured and drawn in; at the last step of the run whatever is left lands exactly on its level.
+
+    dither: the network computes with each weight rounded at random to a neighbouring level (mean w, so the noise dies
+    out as weights reach their levels); the weights themselves are then a second copy. It finds better signs on small
+    problems, worse ones on the deep nets tried.
     """
 
     kind: ClassVar[Kind] = "capture"
@@ -232,6 +240,7 @@ class LevelFirst(Annealing):
     end: float | int = 0.97
     power: float = 1.0
     by: Literal["radius", "quantile"] = "radius"
+    dither: bool = False
 
     def __post_init__(self) -> None:
         _check_point(self.start, "LevelFirst(start)")
@@ -255,6 +264,8 @@ class LevelFirst(Annealing):
 def _ramp(clock: Clock, start: float | int, end: float | int) -> float:
     """0 before start, 1 after end, linear between."""
     first, last = clock.at(start, "start"), clock.at(end, "end")
+    if last <= first:  # one in steps, the other a fraction: only now can they be compared
+        raise ValueError(f"end must come after start, got steps {first:g} .. {last:g} of {clock.total}")
     if clock.step >= last:
         return 1.0
     return max(0.0, (clock.step - first) / (last - first))
@@ -270,5 +281,8 @@ def from_description(description: dict[str, Any]) -> Annealing:
     kind = SCHEDULES.get(description.get("schedule", ""))
     if kind is None:
         raise ValueError(f"no schedule named {description.get('schedule')!r}; known: {', '.join(SCHEDULES)}")
-    known = {f.name for f in fields(kind)}
-    return kind(**{k: v for k, v in description.items() if k in known})
+    arguments = {k: v for k, v in description.items() if k != "schedule"}
+    unknown = arguments.keys() - {f.name for f in fields(kind)}
+    if unknown:
+        raise ValueError(f"schedule {kind.__name__} has no {', '.join(sorted(unknown))}")
+    return kind(**arguments)

@@ -47,6 +47,16 @@ def skew(
     return torch.where(free, -u, pull.to(u.dtype))
 
 
+def level_units(w: Tensor, levels: LevelSet, scale: Tensor | None = None) -> Tensor:
+    """q = w / s in the computing dtype; exactly the level where w is its rounding s c, though w / s may be off it."""
+    x = w.to(compute_dtype(w.dtype))
+    if scale is None and x.dtype == w.dtype:
+        return x
+    q = x if scale is None else x / scale
+    c = nearest(q, levels)
+    return torch.where(w == (c if scale is None else c * scale).to(w.dtype), c, q)
+
+
 def half_gap(q: Tensor, levels: LevelSet) -> Tensor:
     """Half the gap that q lies in (the outermost gap beyond the range); may be 0-d and broadcast."""
     a, b = bracket(q, levels)
@@ -57,7 +67,8 @@ def remoteness(q: Tensor, levels: LevelSet) -> Tensor:
     """Distance to the nearest level in half gaps: 0 on a level, 1 at a midpoint; 0 beyond the range."""
     x = q.to(compute_dtype(q.dtype))
     inside = x.clamp(levels.values[0], levels.values[-1])
-    return (nearest(inside, levels) - inside).abs() / half_gap(inside, levels)
+    way = (nearest(inside, levels) - inside).abs() / half_gap(inside, levels)
+    return way.clamp(max=1.0)  # a midpoint is rounded too
 
 
 def captured(q: Tensor, levels: LevelSet, radius: float | Tensor) -> Tensor:
@@ -79,10 +90,9 @@ def level_first(
     d v >= alpha d^2 (V_alpha with 2 alpha), so v = -u if -u sign(d) >= alpha |d|, else alpha d. On its level (d = 0)
     the feasible set is a point and v = 0.
     """
-    dtype = compute_dtype(w.dtype)
-    q, push = w.to(dtype), u.to(dtype)
+    q, push = level_units(w, levels, scale), u.to(compute_dtype(w.dtype))
     if scale is not None:
-        q, push = q / scale, push / scale
+        push = push / scale
     d = nearest(q, levels) - q
     floor = alpha * d.abs()
     free = ~captured(q, levels, radius) | ((-push * d.sign() >= floor) & (d != 0))
@@ -98,10 +108,7 @@ def arrive(after: Tensor, before: Tensor, levels: LevelSet, radius: float | Tens
     A captured coordinate that started on one side of its level stays on that side or on the level; one that started
     on the level stays. Free coordinates end where the base optimizer put them.
     """
-    dtype = compute_dtype(after.dtype)
-    q0, q1 = before.to(dtype), after.to(dtype)
-    if scale is not None:
-        q0, q1 = q0 / scale, q1 / scale
+    q0, q1 = level_units(before, levels, scale), level_units(after, levels, scale)
     c = nearest(q0, levels)
     past = (c - q0) * (c - q1) <= 0
     level = c if scale is None else c * scale

@@ -30,9 +30,11 @@ class LevelSet:
         object.__setattr__(self, "values", tuple(float(v) for v in self.values))
         if len(self.values) < 2:
             raise ValueError(f"level set {self.name!r}: needs at least two levels, got {list(self.values)}")
-        if not all(math.isfinite(v) for v in self.values):
-            raise ValueError(f"level set {self.name!r}: every level must be finite, got {list(self.values)}")
-        as_float32 = torch.tensor(self.values, dtype=torch.float32)
+        as_float32 = torch.tensor(self.values, dtype=torch.float32, device="cpu")
+        if not bool(as_float32.isfinite().all()):
+            raise ValueError(
+                f"level set {self.name!r}: every level must be finite (as float32 too), got {list(self.values)}"
+            )
         if not bool((as_float32[1:] > as_float32[:-1]).all()):
             raise ValueError(
                 f"level set {self.name!r}: levels must increase strictly (as float32 too), got {list(self.values)}"
@@ -124,7 +126,7 @@ def index(q: Tensor, levels: LevelSet) -> Tensor:
     x = q.to(compute_dtype(q.dtype))
     if len(levels) == 2:
         return (x >= levels.midpoints[0]).long()
-    return torch.bucketize(x, levels.midpoint_table(x), right=True)
+    return _count_left(x, levels.midpoint_table(x))
 
 
 def nearest(q: Tensor, levels: LevelSet) -> Tensor:
@@ -144,5 +146,22 @@ def bracket(q: Tensor, levels: LevelSet) -> tuple[Tensor, Tensor]:
     table = levels.table(q)
     if len(levels) == 2:
         return table[0], table[1]
-    left = torch.bucketize(q.to(table.dtype), table, right=True).sub_(1).clamp_(0, len(levels) - 2)
+    left = _count_left(q.to(table.dtype), table).sub_(1).clamp_(0, len(levels) - 2)
     return table[left], table[left + 1]
+
+
+def draw(q: Tensor, levels: LevelSet) -> Tensor:
+    """One of the two levels around q, at random with mean clamp(q, c_1, c_K).
+
+    Beyond the range the outermost pair brackets q and the odds fall below 0 or above 1: always the end level.
+    """
+    a, b = bracket(q, levels)
+    return torch.where(torch.rand_like(q) < (q - a) / (b - a), b, a)
+
+
+def _count_left(x: Tensor, edges: Tensor) -> Tensor:
+    """How many of the sorted edges are <= each element, in x's memory layout (bucketize alone loses it, and warns)."""
+    if x.is_contiguous():
+        return torch.bucketize(x, edges, right=True)
+    count = torch.empty_like(x, dtype=torch.int64)
+    return count.copy_(torch.bucketize(x.contiguous(), edges, right=True))

@@ -5,6 +5,7 @@ v = argmin { |v + u|^2 / 2 : grad g_i(w) . v >= -alpha g_i(w) for i in I(w) },  
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -19,30 +20,34 @@ class EmptyVelocitySetError(ValueError):
 def velocity(u: Tensor, g: Tensor, jacobian: Tensor, alpha: float) -> Tensor:
     """The velocity v for a gradient u (d,), constraint values g (m,) and their Jacobian (m, d).
 
-    x = v + u is the point of least norm with J x >= -alpha g + J u over the active rows: a least-distance problem,
-    which Lawson and Hanson reduce to non-negative least squares (scipy's nnls): with E = [J'; h'] and
-    f = (0, .., 0, 1), the residual r = E y - f gives x = -r_d / r_{d+1}; a zero residual means that no x exists.
+    x = v + u is the point of least norm with J x >= h, h = -alpha g + J u, over the active rows: a least-distance
+    problem, which Lawson and Hanson reduce to non-negative least squares (scipy's nnls): with E = [J'; h'] and
+    f = (0, .., 0, 1), the residual r = E y - f gives x = -r_d / r_{d+1}, and |r| = 1/sqrt(1 + |x|^2): next to nothing
+    means that no x exists. Rows are normalised and h is measured in its largest entry, so that |x| is of order 1.
     """
-    if alpha <= 0:
-        raise ValueError(f"alpha must be positive, got {alpha}")
+    if not 0 < alpha < math.inf:
+        raise ValueError(f"alpha must be positive and finite, got {alpha}")
     if u.ndim != 1 or g.ndim != 1 or jacobian.shape != (g.numel(), u.numel()):
         raise ValueError(f"u (d,), g (m,), jacobian (m, d) expected, got {u.shape}, {g.shape}, {jacobian.shape}")
     active = g <= 0
-    if not bool(active.any()):
-        return -u
     J = jacobian[active].double()
     h = -alpha * g[active].double() + J @ u.double()
-    scale = J.norm(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-    E = torch.cat([(J / scale).T, (h / scale[:, 0]).unsqueeze(0)]).cpu().numpy()
+    length = J.norm(dim=1)
+    flat = length == 0  # such a row asks 0 >= h of every velocity
+    J, h = J / torch.where(flat, 1, length)[:, None], h / torch.where(flat, 1, length)
+    if not bool((h > 0).any()):
+        return -u
+    unit = h.max()
+    E = torch.cat([J.T, h.unsqueeze(0) / unit]).cpu().numpy()
     f = torch.zeros(E.shape[0], dtype=torch.float64)
     f[-1] = 1.0
     y, norm = nnls(E, f.numpy())
-    if norm < 1e-10:
+    if norm < 1e-7:
         rows = active.nonzero().flatten().tolist()
         raise EmptyVelocitySetError(f"no velocity satisfies the active constraints {rows}")
     r = torch.from_numpy(E @ y) - f
-    x = -r[:-1] / r[-1]
-    return (x.to(u.device) - u.double()).to(u.dtype)
+    x = (-r[:-1] / r[-1]).to(u.device) * unit
+    return (x - u.double()).to(u.dtype)
 
 
 def step(

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from askew.core.direction import arrive, level_first, quantile_radius, remoteness, skew, snap
-from askew.methods.base import Method, Site, hull
+from askew.core.direction import arrive, level_first, level_units, quantile_radius, remoteness, skew, snap
+from askew.methods.base import Method, Site, drawn, hull
 
 
 class EpsilonSkew(Method):
@@ -42,7 +42,7 @@ class LevelFirstSkew(Method):
 
     def direction(self, gradient: Tensor, w: Tensor, site: Site) -> Tensor:
         if self.by == "quantile":
-            q = w if site.scale is None else w / site.scale
+            q = level_units(w, site.levels, site.scale)
             radius = quantile_radius(remoteness(q, site.levels), site.value)
             site.memory["radius"] = torch.maximum(site.memory.get("radius", radius), radius)
         return level_first(gradient, w, site.levels, self.radius(site), site.alpha, site.scale).neg_()
@@ -55,5 +55,18 @@ class LevelFirstSkew(Method):
         return hull(w, site) if site.clamp else w
 
     def radius(self, site: Site) -> Tensor:
-        """The capture radius in force at this site."""
-        return site.memory.get("radius", site.value)
+        """The capture radius in force at this site (by quantile: 0 until the first direction has measured it)."""
+        if self.by == "radius":
+            return site.value
+        return site.memory["radius"] if "radius" in site.memory else torch.zeros_like(site.value)
+
+
+class DitheredLevelFirst(LevelFirstSkew):
+    """Level-first with a forward pass at weights rounded at random to a neighbouring level; keeps a latent copy."""
+
+    name: ClassVar[str] = "askew-level-first-dithered"
+    latent: ClassVar[bool] = True
+
+    def forward_weight(self, w: Tensor, site: Site) -> Tensor:
+        """One of the two levels around w, at random; w itself on its level, though w / s may round off it."""
+        return torch.where(w == snap(w, site.levels, site.scale), w, drawn(w, site))

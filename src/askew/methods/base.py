@@ -17,6 +17,7 @@ from torch import Tensor
 
 from askew.core import Clock, LevelSet
 from askew.core.direction import snap
+from askew.core.levels import compute_dtype, draw
 
 
 @dataclass
@@ -73,8 +74,18 @@ class FullPrecision(Method):
 
 
 def hull(w: Tensor, site: Site) -> Tensor:
-    """w clamped to [c_1, c_K], times the scale."""
+    """w clamped to [c_1, c_K], times the scale; not to a scale that still follows w, or both would shrink."""
     low, high = site.levels.values[0], site.levels.values[-1]
     if site.scale is None:
         return w.clamp(low, high)
+    if "scale" not in site.memory:
+        return w
     return w.clamp((low * site.scale).to(w.dtype), (high * site.scale).to(w.dtype))
+
+
+def drawn(w: Tensor, site: Site) -> Tensor:
+    """s times one of the two levels around w / s, at random with mean w (within the levels' range)."""
+    q = w.to(compute_dtype(w.dtype))
+    if site.scale is None:
+        return draw(q, site.levels).to(w.dtype)
+    return (draw(q / site.scale, site.levels) * site.scale).to(w.dtype)

@@ -11,7 +11,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from askew.core import Plateau
-from askew.optim.checks import Group, names
+from askew.core.annealing import from_description
+from askew.optim.checks import Group, first_name, names
 
 if TYPE_CHECKING:
     from askew.optim.wrapper import MethodOptimizer
@@ -72,7 +73,8 @@ def _verified_headers(optimizer: MethodOptimizer, state_dict: dict[str, Any]) ->
                 raise ValueError(f"{name}: the state dict holds shape {there}, the parameter has {here}")
         here = None if live["levels"] is None else list(live["levels"].values)
         if here != header["levels"]:
-            raise ValueError(f"{names(live, position)[0]}: the state dict holds levels {header['levels']}, here {here}")
+            where = first_name(live, position)
+            raise ValueError(f"{where}: the state dict holds levels {header['levels']}, here {here}")
         headers.append(header)
     method = optimizer.method.describe()["method"]
     saved_annealing = headers[0]["annealing"]
@@ -84,28 +86,30 @@ def _verified_headers(optimizer: MethodOptimizer, state_dict: dict[str, Any]) ->
             f"the state dict was made with schedule {saved_annealing}, this is {own}: a Custom schedule's function is "
             "not in the file, so build the optimizer with the same one"
         )
+    if saved_annealing["schedule"] != "Custom":
+        from_description(saved_annealing)  # raises for a schedule that is not known here
     return headers
 
 
 def unpack(optimizer: MethodOptimizer, state_dict: dict[str, Any]) -> None:
     """Load what `pack` made; nothing changes unless everything fits."""
     headers = _verified_headers(optimizer, state_dict)
-    live_levels = [group["levels"] for group in optimizer.param_groups]
     state, own = {}, {}
     for i, entries in state_dict["state"].items():
         base = {k: v for k, v in entries.items() if not str(k).startswith(PREFIX)}
         if base:
             state[i] = base
         own[i] = {str(k)[len(PREFIX) :]: v for k, v in entries.items() if str(k).startswith(PREFIX)}
-    saved = [{k: v for k, v in g.items() if k != KEY} for g in state_dict["param_groups"]]
+    saved = [
+        {k: v for k, v in packed.items() if k != KEY} | {"levels": live["levels"]}
+        for packed, live in zip(state_dict["param_groups"], optimizer.param_groups, strict=True)
+    ]
     optimizer.base.load_state_dict({**state_dict, "state": state, "param_groups": saved})
     header = headers[0]
     optimizer.resume_annealing(header["annealing"])
     optimizer.total_steps, optimizer.steps = header["total_steps"], header["steps"]
     optimizer.skipped = header["skipped"]
     optimizer.plateau = header["plateau"] if isinstance(optimizer.annealing, Plateau) else None
-    for group, levels in zip(optimizer.param_groups, live_levels, strict=True):
-        group["levels"] = levels
     for group, packed in zip(optimizer.param_groups, saved, strict=True):
         for p, i in zip(group["params"], packed["params"], strict=True):
             optimizer._memory[p] = {k: v.detach().to(p.device, copy=True) for k, v in own.get(i, {}).items()}

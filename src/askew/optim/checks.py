@@ -31,23 +31,28 @@ def names(group: Group, position: int) -> list[str]:
     return [f"group {position}, {label}" for label in labels(group)]
 
 
+def first_name(group: Group, position: int) -> str:
+    """'group 0, conv1.weight' for errors about a whole group; 'group 0' when it is empty."""
+    return (names(group, position) or [f"group {position}"])[0]
+
+
 def check_group(group: Group, position: int) -> None:
     """Validate the options of one group with levels; turns a list of levels into a LevelSet."""
     if group.get("levels") is None:
         group["levels"] = None
         return
-    where = f"group {position}"
+    where = first_name(group, position)
     try:
         group["levels"] = as_levels(group["levels"])
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
     alpha, clip = group["alpha"], group["clip"]
     if not isinstance(alpha, (int, float)) or not math.isfinite(alpha) or alpha <= 0:
-        raise ValueError(f"{where} ({labels(group)[0]}): alpha must be positive and finite, got {alpha!r}")
+        raise ValueError(f"{where}: alpha must be positive and finite, got {alpha!r}")
     if clip != "quarter" and (not isinstance(clip, (int, float)) or math.isnan(clip) or clip <= 0):
-        raise ValueError(f"{where} ({labels(group)[0]}): clip must be positive, or 'quarter', got {clip!r}")
+        raise ValueError(f"{where}: clip must be positive, or 'quarter', got {clip!r}")
     if clip == "quarter" and "lr" not in group:
-        raise ValueError(f"{where} ({labels(group)[0]}): clip='quarter' needs a base optimizer with a learning rate")
+        raise ValueError(f"{where}: clip='quarter' needs a base optimizer with a learning rate")
     for name, p in zip(names(group, position), group["params"], strict=True):
         if not p.is_floating_point():
             raise ValueError(f"{name}: levels need real floating-point weights, got {p.dtype}")
@@ -82,7 +87,7 @@ def check_gradients(groups: list[Group], nonfinite: NonFinite) -> bool:
             raise ValueError(f"{name}: sparse gradients are not supported; use sparse=False in the embedding")
     if nonfinite == "ignore" or not found:
         return True
-    largest = torch.nn.utils.get_total_norm([g for _, g in found], norm_type=math.inf)
+    largest = torch.nn.utils.get_total_norm([g for _, g in found if g.numel()], norm_type=math.inf)
     if bool(torch.isfinite(largest)):
         return True
     if nonfinite == "skip":

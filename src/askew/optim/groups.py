@@ -40,9 +40,9 @@ class Weight:
 
 
 def candidates(model: nn.Module) -> dict[str, Weight]:
-    """Trainable weights of conv, linear and embedding modules, each once, under its first name."""
+    """Trainable weights of conv, linear and embedding modules, each once, under its first name; all names are known."""
     found: dict[int, Weight] = {}
-    for prefix, module in model.named_modules():
+    for prefix, module in model.named_modules(remove_duplicate=False):
         weight = getattr(module, "weight", None)
         if isinstance(module, WEIGHT_MODULES) and isinstance(weight, nn.Parameter) and weight.requires_grad:
             name = f"{prefix}.weight" if prefix else "weight"

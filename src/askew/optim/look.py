@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import torch
 from rich.table import Table
+from torch import Tensor
 
 from askew.core.diagnostics import FIELDS, LayerReport, look
-from askew.core.levels import compute_dtype
+from askew.core.direction import level_units
 from askew.methods.askew import LevelFirstSkew
 from askew.optim.wrapper import MethodOptimizer
 
@@ -26,10 +28,10 @@ class Diagnosis:
     overall: LayerReport
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values for a record (NaN, "not known at this look", becomes None)."""
+        """Plain values for a record (NaN, "not known at this look", and infinity become None)."""
         tidy = asdict(self)
         for row in [tidy["overall"], *tidy["layers"]]:
-            row.update({k: None if v != v else v for k, v in row.items()})
+            row.update({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()})
         return tidy
 
     def table(self) -> Table:
@@ -74,27 +76,31 @@ def diagnose(optimizer: MethodOptimizer) -> Diagnosis:
     seen = optimizer.__dict__.setdefault("_last_look", {})
     columns, sizes, labels = [], [], []
     for name, p, site in optimizer.weights():
-        w = optimizer.underlying(p).detach()
-        s = site.scale
-        q = w.to(compute_dtype(w.dtype)) if s is None else w / s
-        u = p.grad if p.grad is None or s is None else p.grad * s
+        q = level_units(optimizer.underlying(p).detach(), site.levels, site.scale)
+        u = p.grad if p.grad is None or site.scale is None else p.grad.to(q.dtype) * site.scale
         value = optimizer.method.radius(site) if isinstance(optimizer.method, LevelFirstSkew) else site.value
         numbers, seen[p] = look(q, u, site.levels, kind, value, seen.get(p))
         columns.append(numbers)
         sizes.append(p.numel())
         labels.append(name)
     rows = torch.stack([c.to(columns[0].device) for c in columns]).cpu().double()
-    weight = torch.tensor(sizes, dtype=torch.float64) / max(1, sum(sizes))
-    mean = (rows * weight[:, None]).sum(0)
-    worst = rows.max(0).values
-    overall = [worst[i] if f in ("distance_max", "kkt") else mean[i] for i, f in enumerate(FIELDS)]
     return Diagnosis(
         step=optimizer.steps,
         kind=kind,
         value=optimizer.value(optimizer._managed()[0][0]),
         layers=[LayerReport(name, size, *row.tolist()) for name, size, row in zip(labels, sizes, rows, strict=True)],
-        overall=LayerReport("all", sum(sizes), *(float(v) for v in overall)),
+        overall=LayerReport("all", sum(sizes), *_overall(rows, sizes)),
     )
+
+
+def _overall(rows: Tensor, sizes: list[int]) -> list[float]:
+    """One row for all layers: the worst of the maxima, the mean over weights of the rest; nan parts are left out."""
+    known = ~rows.isnan()
+    weight = known * torch.tensor(sizes, dtype=torch.float64)[:, None]
+    mean = (torch.where(known, rows, 0) * weight).sum(0) / weight.sum(0)
+    worst = torch.where(known, rows, -math.inf).max(0).values
+    worst = torch.where(known.any(0), worst, math.nan)
+    return [float(worst[i] if f in ("distance_max", "kkt") else mean[i]) for i, f in enumerate(FIELDS)]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 from askew.core import Annealing, Clock, Constant, LevelFirst, LevelSet, Plateau
 from askew.core.annealing import from_description
 from askew.core.scale import Per, ScaleKind, scale_of
-from askew.methods.askew import EpsilonSkew, LevelFirstSkew
+from askew.methods.askew import DitheredLevelFirst, EpsilonSkew, LevelFirstSkew
 from askew.methods.base import Method, Site
 from askew.optim import checkpoint
 from askew.optim.checks import Group, NonFinite, check_gradients, check_group, labels, warn_epsilon
@@ -69,12 +70,12 @@ class MethodOptimizer(Optimizer):
         self._memory: dict[Tensor, dict[str, Tensor]] = {}
         self._values: dict[tuple[int, torch.device], Tensor] = {}
         self._numbers: dict[int, float] = {}
-        self.annealing.value(self.clock, self.plateau)  # a fraction without total_steps is an error now, not later
-        self.annealing.started(self.clock)
-        for position, group in enumerate(base.param_groups):
-            self._prepare(group, position)
-        if all(group["levels"] is None for group in base.param_groups):
+        self._check_times()
+        ready = [self._completed(group, position) for position, group in enumerate(base.param_groups)]
+        if all(group["levels"] is None for group in ready):
             raise ValueError("no parameter group has levels: build the groups with askew.groups(...) or pass levels=")
+        for group, full in zip(base.param_groups, ready, strict=True):
+            group.update(full)
         self._adopt_base()
         for position, group in self._managed():
             self._begin(group, position)
@@ -99,20 +100,25 @@ class MethodOptimizer(Optimizer):
         return self.base.state
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__.copy()
+        """What copies and pickles hold; as in torch, neither hooks nor the step a scheduler has put before ours."""
+        return {k: v for k, v in self.__dict__.items() if k != "step" and not k.endswith("_hooks")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._adopt_base()
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add a group, with levels or without; its options are checked before anything changes."""
-        group = dict(param_group)
-        params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
-        plain = [p[1] if isinstance(p, tuple) else p for p in params]
-        trial = {**self.base.defaults, **group, "params": plain}
-        self._prepare(trial, len(self.param_groups))
-        self.base.add_param_group({**group, "params": params})
-        added = self.param_groups[-1]
-        self._prepare(added, len(self.param_groups) - 1)
+        """Add a group, with levels or without; one that does not pass the checks is not added."""
+        self.base.add_param_group(dict(param_group))
+        position = len(self.param_groups) - 1
+        added = self.param_groups[position]
+        try:
+            added.update(self._completed(added, position))
+        except Exception:
+            del self.param_groups[position]
+            raise
         if added["levels"] is not None:
-            self._begin(added, len(self.param_groups) - 1)
+            self._begin(added, position)
 
     def step(self, closure: Closure | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """One step. A closure is evaluated at the weights the network computes with, exactly as in a plain step."""
@@ -203,12 +209,19 @@ class MethodOptimizer(Optimizer):
     def _managed(self) -> list[tuple[int, Group]]:
         return [(i, group) for i, group in enumerate(self.param_groups) if group.get("levels") is not None]
 
-    def _prepare(self, group: Group, position: int) -> None:
-        for key, default in self._options.items():
-            group.setdefault(key, default)
-        check_group(group, position)
-        if group["levels"] is not None:
-            warn_epsilon(self.annealing, group["levels"], position)
+    def _check_times(self) -> None:
+        """A fraction without total_steps is an error now, not in the middle of the run."""
+        for clock in [self.clock] if self.total_steps is not None else [self.clock, Clock(sys.maxsize)]:
+            self.annealing.value(clock, self.plateau)
+            self.annealing.started(clock)
+
+    def _completed(self, group: Group, position: int) -> Group:
+        """The group with defaults filled in, checked; the group itself is left as it is."""
+        full = {**self._options, **group}
+        check_group(full, position)
+        if full["levels"] is not None:
+            warn_epsilon(self.annealing, full["levels"], position)
+        return full
 
     def _begin(self, group: Group, position: int) -> None:
         """Set the value of a new group and, for latent methods, the forward weights."""
@@ -243,10 +256,10 @@ class MethodOptimizer(Optimizer):
         return Site(
             name=name,
             levels=levels,
-            scale=self._scale(p, group, memory, freeze and self.annealing.started(now)),
+            scale=self._scale(p, group, memory, freeze and (now.last or self.annealing.started(now))),
             lr=lr,
             alpha=group["alpha"],
-            clip=levels.min_gap / (4 * lr) if group["clip"] == "quarter" else group["clip"],
+            clip=_quarter(levels, lr) if group["clip"] == "quarter" else group["clip"],
             clamp=group["clamp"],
             value=self._values[position, p.device],
             clock=now,
@@ -254,7 +267,7 @@ class MethodOptimizer(Optimizer):
         )
 
     def _scale(self, p: Tensor, group: Group, memory: dict[str, Tensor], freeze: bool) -> Tensor | None:
-        """The scale follows the weights until annealing starts and is frozen (and remembered) from then on."""
+        """The scale follows the weights until annealing starts (at the latest the last step), then it is frozen."""
         if group["scale"] == "none":
             return None
         if "scale" in memory:
@@ -265,21 +278,26 @@ class MethodOptimizer(Optimizer):
         return scale
 
     def _step(self, closure: Closure | None) -> None:
+        """The three hooks around the base's step; weights without a gradient stay, but for the run's last retract."""
         sites = self.weights(freeze=True)
-        before = [p.detach().clone() if self.method.needs_before else None for _, p, _ in sites]
+        entered: list[tuple[Tensor, Site]] = []
+        before = [self.underlying(p).detach().clone() if self.method.needs_before else None for _, p, _ in sites]
         plain = [p.grad for _, p, _ in sites]
         try:
             for _, p, site in sites:
                 self._enter(p, site)
+                entered.append((p, site))
             if closure is None:
                 _unhooked_step(self.base)
             else:
                 _unhooked_step(self.base, self._skewed(closure, sites))
-            for (_, p, site), start in zip(sites, before, strict=True):
-                p.copy_(self.method.retract(p, start, site))
+            for (_, p, site), start, gradient in zip(sites, before, plain, strict=True):
+                if gradient is not None or site.clock.last:
+                    p.copy_(self.method.retract(p, start, site))
         finally:
-            for (_, p, site), gradient in zip(sites, plain, strict=True):
+            for (_, p, _), gradient in zip(sites, plain, strict=True):
                 p.grad = gradient
+            for p, site in entered:
                 self._leave(p, site)
 
     def _enter(self, p: Tensor, site: Site) -> None:
@@ -303,12 +321,13 @@ class MethodOptimizer(Optimizer):
             with torch.no_grad():
                 for _, p, site in sites:
                     self._leave(p, site)
-            with torch.enable_grad():
-                loss = closure()
-            with torch.no_grad():
-                for _, p, site in sites:
-                    self._enter(p, site)
-            return loss
+            try:
+                with torch.enable_grad():
+                    return closure()
+            finally:
+                with torch.no_grad():
+                    for _, p, site in sites:
+                        self._enter(p, site)
 
         return evaluate
 
@@ -364,7 +383,17 @@ class ASkew(MethodOptimizer):
 
 
 def _method_for(annealing: Annealing) -> Method:
-    return LevelFirstSkew(annealing.by) if isinstance(annealing, LevelFirst) else EpsilonSkew()
+    if not isinstance(annealing, LevelFirst):
+        return EpsilonSkew()
+    return (DitheredLevelFirst if annealing.dither else LevelFirstSkew)(annealing.by)
+
+
+def _quarter(levels: LevelSet, lr: float | Tensor) -> float | Tensor:
+    """M = h / (4 lr) with h the smallest gap; h itself while lr = 0, where no M moves a weight."""
+    h = levels.min_gap
+    if isinstance(lr, Tensor):
+        return torch.where(lr > 0, h / (4 * lr), h)
+    return h / (4 * lr) if lr > 0 else h
 
 
 def _scalar_dtype(device: torch.device) -> torch.dtype:

@@ -1,0 +1,112 @@
+"""The askew command: typed dataclasses in, records, tables and pages out."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from askew import demo
+from askew.demo import DemoConfig
+from askew.paper import logistic, logistic_report, two_moons, two_moons_report, vector_field, vector_field_report
+from askew.paper.logistic import LogisticRegression
+from askew.paper.present import Presentation, show, write
+from askew.paper.two_moons import TwoMoons
+from askew.paper.vector_field import VectorField
+from askew.train.record import Record, load_all
+
+PRESENT = {
+    "vector-field": vector_field_report.present,
+    "logistic": logistic_report.present,
+    "two-moons": two_moons_report.present,
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """Make the tables, figures and page of an experiment anew, from its records."""
+
+    folder: tyro.conf.Positional[Path]
+    """Folder with the records, such as results/two-moons."""
+
+
+Paper = (
+    Annotated[VectorField, tyro.conf.subcommand("vector-field")]
+    | Annotated[LogisticRegression, tyro.conf.subcommand("logistic")]
+    | Annotated[TwoMoons, tyro.conf.subcommand("two-moons")]
+)
+
+
+@dataclass(frozen=True)
+class PaperCommand:
+    """Run an experiment of the paper; the paper's figures stand beside ours."""
+
+    experiment: tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[Paper]]
+
+
+Command = (
+    Annotated[DemoConfig, tyro.conf.subcommand("demo")]
+    | Annotated[PaperCommand, tyro.conf.subcommand("paper")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: parse, run; a problem with the input ends with one line on stderr and status 2."""
+    command = tyro.cli(tyro.conf.OmitSubcommandPrefixes[Command], prog="askew", description=__doc__, args=arguments)
+    console = Console()
+    try:
+        if isinstance(command, DemoConfig):
+            demo.run(command, console)
+        elif isinstance(command, Report):
+            report(command, console)
+        else:
+            paper(command.experiment, console)
+    except (ValueError, OSError, ImportError) as error:
+        Console(stderr=True).print(f"askew: {error}", style="red", highlight=False)
+        sys.exit(2)
+
+
+def paper(config: VectorField | LogisticRegression | TwoMoons, console: Console) -> None:
+    """Run one experiment of the paper and show it."""
+    start = time.perf_counter()
+    with Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True
+    ) as bar:
+        task = bar.add_task("starting")
+
+        def progress(what: str) -> None:
+            bar.update(task, description=what)
+
+        if isinstance(config, VectorField):
+            records: list[Record] = [vector_field.run(config)]
+        elif isinstance(config, LogisticRegression):
+            records = logistic.run(config, progress)
+        else:
+            records = two_moons.run(config, progress)
+        bar.update(task, description="drawing")
+        presentation = PRESENT[records[0].experiment](records)
+        page = write(presentation, records, config.out)
+    _show(presentation, page, console)
+    console.print(f"{time.perf_counter() - start:.0f} seconds", highlight=False)
+
+
+def report(config: Report, console: Console) -> None:
+    """Tables, figures and page anew, from the records of a folder."""
+    records = load_all(config.folder)
+    known = next((r.experiment for r in records if r.experiment in PRESENT), None)
+    if known is None:
+        raise ValueError(f"no records of {', '.join(PRESENT)} in {config.folder}")
+    presentation = PRESENT[known](records)
+    _show(presentation, write(presentation, records, config.folder), console)
+
+
+def _show(presentation: Presentation, page: Path, console: Console) -> None:
+    show(presentation, console)
+    console.print(f"\nRecords: {page.parent}/\nPage:    {page.resolve().as_uri()}", soft_wrap=True, highlight=False)

@@ -1,0 +1,55 @@
+"""From records to what a person sees: tables, figures, a page; the same for every experiment of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from askew.report import page
+from askew.report.figures import save
+from askew.report.tables import Grid
+from askew.train.record import Record, write_atomically
+
+
+@dataclass(frozen=True)
+class Presentation:
+    """A title, a paragraph, tables, figures with captions, and what the numbers say in sentences."""
+
+    title: str
+    lead: str
+    tables: list[Grid]
+    figures: dict[str, tuple[Figure, str]]
+    verdicts: list[str] = field(default_factory=list)
+
+
+def show(presentation: Presentation, console: Console) -> None:
+    """Tables and verdicts in the terminal."""
+    for grid in presentation.tables:
+        console.print()
+        console.print(grid.rich())
+    console.print()
+    for line in presentation.verdicts:
+        console.print(line, highlight=False)
+
+
+def write(presentation: Presentation, records: Sequence[Record], folder: Path) -> Path:
+    """table.md, one PNG a figure, and a self-contained page, all from the records; returns the page's path."""
+    sections = [page.Section(grid.title or "Results", "", (grid,)) for grid in presentation.tables]
+    pictures = tuple(page.Picture(figure, caption) for figure, caption in presentation.figures.values())
+    if presentation.verdicts:
+        sections.append(page.Section("What it says", " ".join(presentation.verdicts)))
+    sections.append(page.Section("Figures", pictures=pictures))
+    text = page.render(presentation.title, presentation.lead, sections, records)
+    index = folder / "index.html"
+    write_atomically(index, text)
+    blocks = [f"# {presentation.title}", presentation.lead]
+    blocks += [f"## {grid.title}\n\n{grid.markdown()}" for grid in presentation.tables]
+    blocks += presentation.verdicts
+    write_atomically(folder / "table.md", "\n\n".join(blocks) + "\n")
+    for name, (figure, _) in presentation.figures.items():
+        save(figure, folder / f"{name}.png")
+    return index

@@ -1,0 +1,80 @@
+"""How methods are called and drawn: one place, so that a method has one name and one colour everywhere.
+
+The colours start from Okabe and Ito's colour-blind-safe set, darkened or lightened until each has a contrast of
+3 to 1 or more on white and on the page's dark ground; line style and marker tell methods apart without colour.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+INK = "#24292f"  # text and axes; becomes the page's own text colour in an inline SVG
+LIGHT_GROUND, DARK_GROUND = "#ffffff", "#14171b"
+
+
+@dataclass(frozen=True)
+class Look:
+    """A method's name in tables and its colour, line and marker in figures."""
+
+    label: str
+    colour: str
+    line: Any = "-"
+    marker: str = "o"
+
+
+LOOKS: dict[str, Look] = {
+    "full-precision": Look("full precision", "#7b838c", (0, (5, 2)), "s"),
+    "binaryconnect": Look("BinaryConnect", "#d55e00", (0, (2, 1.5)), "D"),
+    "binaryconnect-stochastic": Look("BinaryConnect, stochastic", "#b0722c", (0, (1, 1)), "d"),
+    "askew-level-first": Look("ASkew, level-first", "#1a7fc4", "-", "o"),
+    "askew": Look("ASkew, as in the paper", "#4f74d9", (0, (6, 1.5, 1, 1.5)), "P"),
+    "adaste": Look("AdaSTE", "#0a9270", (0, (4, 1, 1, 1)), "^"),
+    "md-tanh": Look("mirror descent (tanh)", "#b8609b", (0, (3, 1, 1, 1)), "v"),
+    "proxquant": Look("ProxQuant", "#8a7d13", (0, (1, 2)), "<"),
+    "projected": Look("projected gradient", "#8f6a9e", (0, (5, 1)), ">"),
+    "luq": Look("LUQ", "#2f8f9d", (0, (3, 2, 1, 2)), "X"),
+    "parq": Look("PARQ", "#c4515b", (0, (4, 2)), "*"),
+    "parq-hard": Look("PARQ, hard", "#a3604f", (0, (2, 2)), "h"),
+    "exhaustive": Look("exhaustive search", "#6f7d5c", (0, (1, 1)), "p"),
+}
+OTHER = Look("", "#7b838c", (0, (1, 1)), "x")
+
+RC: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": INK,
+    "grid.alpha": 0.13,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.width": 0.4,
+    "ytick.minor.width": 0.4,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.5,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "askew",
+}
+
+
+def look(method: str) -> Look:
+    """A method's look; an unknown one keeps its own name, in grey."""
+    return LOOKS.get(method) or Look(method, OTHER.colour, OTHER.line, OTHER.marker)

@@ -1,0 +1,156 @@
+"""Tables from run records: made once as a Grid of text, shown in a terminal, in Markdown or on a page."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from askew.report.runs import Run, Stat, by_method, stat, summary_values
+from askew.report.style import look
+
+NONE = "–"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table as text: the first column names the rows, the others hold numbers; `keys` are the rows' methods.
+
+    The last `totals` rows sum up the others.
+    """
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    title: str = ""
+    note: str = ""
+    keys: tuple[str, ...] = ()
+    totals: int = 0
+
+    def __post_init__(self) -> None:
+        wrong = [row for row in self.rows if len(row) != len(self.heads)]
+        if wrong:
+            raise ValueError(f"table {self.title!r}: {len(self.heads)} columns, but a row is {wrong[0]}")
+
+    def rich(self) -> Table:
+        """For a terminal."""
+        out = Table(
+            title=Text(self.title, style="bold") if self.title else None,
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
+            caption=Text(self.note, style="dim") if self.note else None,
+            caption_justify="left",
+        )
+        for i, head in enumerate(self.heads):
+            width = max(len(text) for text in [*head.split(), *(row[i] for row in self.rows), ""])
+            folded = "\n".join(textwrap.wrap(head, max(1, width)))  # headings wrap between words, numbers do not
+            out.add_column(Text(folded), justify="right" if i else "left", no_wrap=True)
+        for i, row in enumerate(self.rows):
+            if self.totals and i == len(self.rows) - self.totals:
+                out.add_section()
+            key = self.keys[i] if i < len(self.keys) else None
+            first = Text(row[0], style=look(key).colour if key else "")
+            out.add_row(first, *(Text(cell) for cell in row[1:]))
+        return out
+
+    def markdown(self) -> str:
+        """For a README; the note follows as a paragraph."""
+
+        def line(cells: Sequence[str]) -> str:
+            return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+        rule = "|" + "|".join(["---"] + ["---:"] * (len(self.heads) - 1)) + "|"
+        text = "\n".join([line(self.heads), rule, *(line(row) for row in self.rows)]) + "\n"
+        return f"{text}\n{self.note}\n" if self.note else text
+
+
+@dataclass(frozen=True)
+class Column:
+    """A summary number as a column: its key in the record, its heading with unit, and its digits."""
+
+    key: str
+    head: str
+    decimals: int = 2
+    spread: bool = True
+
+
+def cell(value: Stat | None, decimals: int, spread: bool = True) -> str:
+    """'98.81 ± 0.30', without the spread if not asked for, or a dash."""
+    if value is None:
+        return NONE
+    return value.text(decimals) if spread else f"{value.mean:.{decimals}f}"
+
+
+def overview(runs: Sequence[Run], columns: Sequence[Column], title: str = "", note: str = "") -> Grid:
+    """A row per method with the mean (± sample standard deviation) of each column, and n."""
+    groups = by_method(runs)
+    rows = []
+    for method, own in groups.items():
+        stats = [stat(summary_values(own, column.key)) for column in columns]
+        cells = [cell(s, column.decimals, column.spread) for s, column in zip(stats, columns, strict=True)]
+        rows.append((look(method).label, *cells, str(max((s.n for s in stats if s), default=0))))
+    heads = ("method", *(column.head for column in columns), "n")
+    return Grid(heads, tuple(rows), title, note, tuple(groups))
+
+
+def comparison(
+    runs: Sequence[Run],
+    column: Column,
+    paper: Mapping[str, str],
+    title: str = "",
+    note: str = "",
+    labels: Mapping[str, str] | None = None,
+) -> Grid:
+    """The paper's value beside ours: method, paper, ours as mean ± sample standard deviation, n.
+
+    paper maps a method to its value as printed. Methods that the paper has and we have not run are shown too;
+    labels rename rows.
+    """
+    groups = by_method(runs)
+    methods = [*groups, *(m for m in paper if m not in groups)]
+    rows = []
+    for method in methods:
+        ours = stat(summary_values(groups.get(method, []), column.key))
+        name = (labels or {}).get(method) or look(method).label
+        rows.append((name, paper.get(method, NONE), cell(ours, column.decimals), str(ours.n) if ours else "0"))
+    return Grid(
+        ("method", f"paper: {column.head}", f"ours: {column.head}", "n"), tuple(rows), title, note, tuple(methods)
+    )
+
+
+def diagnosis(run: Run, at: int = -1) -> Grid:
+    """The per-layer diagnosis of one look (the last by default), as logged in a record."""
+    series = run.metrics["diagnosis"]
+    look_at: dict[str, Any] = series["value"][at]
+    symbol = "epsilon" if look_at["kind"] == "epsilon" else "capture radius"
+    feasible = "feasible" if look_at["kind"] == "epsilon" else "on level"
+    active = "active" if look_at["kind"] == "epsilon" else "captured"
+    heads = ("layer", "weights", feasible, active, "mean distance", "largest", "flips", "KKT residual")
+    rows = [*look_at["layers"], look_at["overall"]]
+    return Grid(
+        heads,
+        tuple(_diagnosis_row(row) for row in rows),
+        title=f"{look(run.method).label}, seed {run.seed}, epoch {series['step'][at]}: {symbol} {look_at['value']:.3g}",
+        totals=1,
+    )
+
+
+def _diagnosis_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    def show(value: float | None, pattern: str, factor: float = 1.0) -> str:
+        return NONE if value is None else format(factor * value, pattern)
+
+    return (
+        str(row["name"]),
+        f"{row['size']:,}",
+        *(show(row[key], ".2f", 100) + ("%" if row[key] is not None else "") for key in ("feasible", "active")),
+        show(row["distance_mean"], ".4f"),
+        show(row["distance_max"], ".4f"),
+        show(row["flips"], ".3f", 100) + ("%" if row["flips"] is not None else ""),
+        show(row["kkt"], ".1e") if row["kkt"] else show(row["kkt"], ".0f"),
+    )

@@ -1,0 +1,87 @@
+"""Settings of one training run: a frozen dataclass that validates itself and goes into the record."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from askew.core import Annealing
+
+Schedule = Literal["constant", "cosine"]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One run. Everything that decides its outcome beside the model, the data and the code."""
+
+    method: str
+    """Name of the training method, as in its record."""
+    epochs: int = 30
+    """Passes over the training set."""
+    batch_size: int = 64
+    """Images a step; an incomplete last batch is left out (the next epoch shuffles anew)."""
+    lr: float = 0.01
+    """Learning rate at the start."""
+    schedule: Schedule = "cosine"
+    """constant, or cosine from lr down to min_lr over the whole run, step by step."""
+    min_lr: float = 0.0
+    """Learning rate at the end of a cosine."""
+    annealing: Annealing | None = None
+    """How the constraint tightens; None for methods without one."""
+    alpha: float | None = None
+    """MJ parameter of ASkew; None for methods without one, or for the schedule's default."""
+    seed: int = 0
+    """Decides the order of the batches (and, with the caller, the initial weights)."""
+    histogram_epochs: tuple[int, ...] = ()
+    """Epochs after which weight histograms are kept; 0 is before the first step."""
+    score_every: int = 1
+    """Epochs from one scoring of the snapped net to the next; the last epoch is always scored."""
+    score_batch_size: int = 2048
+    """Images a forward pass when BatchNorm is re-estimated and the net scored."""
+
+    def __post_init__(self) -> None:
+        if not self.method:
+            raise ValueError("TrainConfig: method needs a name")
+        for name in ("epochs", "batch_size", "score_every", "score_batch_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"TrainConfig: {name} must be a whole number from 1 on, got {value!r}")
+        if not math.isfinite(self.lr) or self.lr <= 0:
+            raise ValueError(f"TrainConfig: lr must be positive and finite, got {self.lr!r}")
+        if self.schedule not in ("constant", "cosine"):
+            raise ValueError(f"TrainConfig: schedule must be 'constant' or 'cosine', got {self.schedule!r}")
+        if not 0 <= self.min_lr <= self.lr:
+            raise ValueError(f"TrainConfig: min_lr must lie in [0, lr = {self.lr}], got {self.min_lr!r}")
+        if self.alpha is not None and not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise ValueError(f"TrainConfig: alpha must be positive and finite, got {self.alpha!r}")
+        beyond = [e for e in self.histogram_epochs if not 0 <= e <= self.epochs]
+        if beyond:
+            raise ValueError(f"TrainConfig: histogram_epochs must lie in 0..{self.epochs}, got {beyond}")
+
+    def steps_per_epoch(self, images: int) -> int:
+        """Whole batches in one pass (a training set smaller than one batch is one batch)."""
+        return max(1, images // self.batch_size)
+
+    def total_steps(self, images: int) -> int:
+        """Optimizer steps of the run."""
+        return self.epochs * self.steps_per_epoch(images)
+
+    def rate(self, step: int, total: int) -> float:
+        """Learning rate of a step, as a part of lr."""
+        if self.schedule == "constant":
+            return 1.0
+        low = self.min_lr / self.lr
+        return low + (1 - low) * (1 + math.cos(math.pi * min(1.0, step / total))) / 2
+
+    def scheduler(self, optimizer: Optimizer, images: int) -> LambdaLR:
+        """The learning-rate schedule, to be stepped after every optimizer step."""
+        total = self.total_steps(images)
+        return LambdaLR(optimizer, lambda step: self.rate(step, total))
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for a record."""
+        return asdict(self) | {"annealing": self.annealing.describe() if self.annealing else None}

@@ -1,0 +1,97 @@
+"""Tables hold exactly the records' numbers, in a terminal and in Markdown."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from report_records import run, three_methods
+from rich.console import Console
+
+from askew.report.runs import by_method, mean_series, stat, summary_values
+from askew.report.tables import Column, Grid, comparison, diagnosis, overview
+
+ACCURACY = Column("accuracy", "accuracy (%)", 2)
+
+
+def text(grid: Grid) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    console.print(grid.rich())
+    return console.file.getvalue()
+
+
+def test_stat_is_the_mean_and_the_sample_standard_deviation():
+    found = stat([1.0, 2.0, 3.0, 4.0])
+    assert found is not None
+    assert (found.mean, found.n) == (2.5, 4)
+    assert found.std == pytest.approx((5 / 3) ** 0.5)
+    assert found.text(3) == "2.500 ± 1.291"
+
+
+def test_stat_of_one_value_has_no_spread_and_of_none_is_none():
+    one = stat([98.125])
+    assert one is not None and one.std is None and one.text(1) == "98.1"
+    assert stat([]) is None
+
+
+def test_repeats_in_one_record_count_one_each_and_unknown_values_do_not():
+    runs = [run("askew", summary={"accuracy": [90.0, None, 92.0]}), run("askew", 1, summary={"accuracy": 94.0})]
+    assert summary_values(runs, "accuracy") == [90.0, 92.0, 94.0]
+    assert summary_values(runs, "absent") == []
+
+
+def test_methods_keep_the_order_of_the_records():
+    assert list(by_method(three_methods())) == ["full-precision", "binaryconnect", "askew-level-first"]
+
+
+def test_overview_rows_are_exact():
+    runs = [run("full-precision", s, summary={"accuracy": a, "bits": 32.0}) for s, a in enumerate((99.0, 98.0, 97.0))]
+    runs.append(run("askew-level-first", summary={"accuracy": 98.5, "bits": 1.0}))
+    grid = overview(runs, [ACCURACY, Column("bits", "bits", 0, spread=False), Column("absent", "absent")])
+    assert grid.heads == ("method", "accuracy (%)", "bits", "absent", "n")
+    assert grid.rows == (
+        ("full precision", "98.00 ± 1.00", "32", "–", "3"),
+        ("ASkew, level-first", "98.50", "1", "–", "1"),
+    )
+    assert "98.00 ± 1.00" in text(grid)
+
+
+def test_comparison_sets_the_paper_beside_ours_and_keeps_methods_not_run():
+    runs = [run("askew", s, summary={"accuracy": a}) for s, a in enumerate((88.0, 90.0))]
+    grid = comparison(runs, ACCURACY, {"askew": "88.98±.35", "adaste": "87.1"}, labels={"askew": "ASkew (paper)"})
+    assert grid.rows == (
+        ("ASkew (paper)", "88.98±.35", "89.00 ± 1.41", "2"),
+        ("AdaSTE", "87.1", "–", "0"),
+    )
+
+
+def test_markdown_is_a_table_with_a_note():
+    grid = Grid(("method", "value"), (("a|b", "1.0"),), note="Said below.")
+    assert grid.markdown() == "| method | value |\n|---|---:|\n| a\\|b | 1.0 |\n\nSaid below.\n"
+
+
+def test_names_are_text_not_markup():
+    assert "[red]x[/red]" in text(overview([run("[red]x[/red]", summary={"accuracy": 1.0})], [ACCURACY]))
+
+
+def test_a_row_of_the_wrong_width_is_refused():
+    with pytest.raises(ValueError, match="2 columns"):
+        Grid(("a", "b"), (("1",),))
+
+
+def test_diagnosis_shows_the_last_look_and_dashes_for_the_unknown():
+    grid = diagnosis(three_methods()[-1])
+    assert grid.title == "ASkew, level-first, seed 1, epoch 2: capture radius 0.5"
+    assert grid.heads[2:4] == ("on level", "captured")
+    assert grid.rows[0] == ("conv<1>.weight", "288", "50.00%", "75.00%", "0.1250", "0.9000", "–", "1.5e-03")
+    assert grid.rows[-1] == ("all", "1,288", "100.00%", "100.00%", "0.0000", "0.0000", "1.250%", "0")
+    assert grid.totals == 1
+
+
+def test_series_average_over_the_steps_that_all_runs_have():
+    runs = [
+        run("askew", 0, metrics={"loss": {"step": [1, 2, 3], "value": [3.0, None, 1.0]}}),
+        run("askew", 1, metrics={"loss": {"step": [1, 2, 3, 4], "value": [1.0, 1.0, 2.0, 9.0]}}),
+    ]
+    assert mean_series(runs, "loss") == ([1.0, 3.0], [2.0, 1.5], [1.0, 1.0], [3.0, 2.0])
+    assert mean_series(runs, "absent") == ([], [], [], [])

@@ -1,0 +1,177 @@
+"""The loop: deterministic per seed, logs what it says it logs, leaves the net as trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import askew
+from askew.methods.base import FullPrecision
+from askew.optim import ASkew, MethodOptimizer
+from askew.report.live import Status
+from askew.train.config import TrainConfig
+from askew.train.evaluate import reestimate_batchnorm, score
+from askew.train.loop import batches, bits_per_weight, fit, score_snapped, weight_histogram
+from askew.train.record import Record
+
+CONFIG = TrainConfig(
+    "askew-level-first",
+    epochs=3,
+    batch_size=16,
+    lr=0.1,
+    min_lr=0.01,
+    annealing=askew.LevelFirst(start=0.2),
+    alpha=0.05,
+    histogram_epochs=(0, 3),
+)
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(6, 12, bias=False), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 3, bias=False), nn.BatchNorm1d(3)
+    )
+
+
+def data(n: int = 70, seed: int = 0) -> tuple[Tensor, Tensor]:
+    x = torch.randn(n, 6, generator=torch.Generator().manual_seed(seed))
+    return x, x[:, :3].argmax(1)
+
+
+def wrapped(model: nn.Module, config: TrainConfig) -> MethodOptimizer:
+    base = torch.optim.Adam(askew.groups(model, levels=askew.binary()), lr=config.lr)
+    total = config.total_steps(70)
+    if config.annealing is None:
+        return MethodOptimizer(base, FullPrecision(), total_steps=total)
+    return ASkew(base, config.annealing, alpha=config.alpha, total_steps=total)
+
+
+def trained(config: TrainConfig = CONFIG, on_status=None) -> tuple[nn.Module, MethodOptimizer, Record]:
+    model = net()
+    optimizer = wrapped(model, config)
+    record = Record("test", config.method, config.describe(), config.seed, environment={})
+    fit(model, optimizer, config.scheduler(optimizer, 70), data(), data(40, 1), config, record, on_status)
+    return model, optimizer, record
+
+
+def timeless(record: Record) -> dict:
+    metrics = {k: v for k, v in record.metrics.items() if k != "seconds"}
+    summary = {k: v for k, v in record.summary.items() if "seconds" not in k}
+    return {"metrics": metrics, "summary": summary, "extra": record.extra}
+
+
+def test_a_seed_repeats_exactly_and_another_differs():
+    first, second, other = trained()[2], trained()[2], trained(replace(CONFIG, seed=1))[2]
+    assert timeless(first) == timeless(second)
+    assert first.metrics["loss"] != other.metrics["loss"]
+
+
+def test_global_random_state_does_not_matter_nor_change():
+    torch.manual_seed(0)
+    net()
+    state = torch.random.get_rng_state()
+    first = trained()[2]
+    assert torch.equal(torch.random.get_rng_state(), state)  # trained() seeds for the net, the loop draws nothing
+    assert timeless(first) == timeless(trained()[2])
+
+
+def test_batches_cover_the_data_once_a_pass_in_seeded_order():
+    x = torch.arange(70.0)[:, None]
+    y = torch.arange(70)
+    drawn = list(batches((x, y), 16, torch.Generator().manual_seed(0)))
+    assert [len(part) for _, part in drawn] == [16] * 4
+    seen = torch.cat([part for _, part in drawn])
+    assert len(seen.unique()) == 64 and not torch.equal(seen, y[:64])
+    assert all(torch.equal(a[:, 0].long(), b) for a, b in drawn)
+    assert torch.equal(torch.cat([part for _, part in batches((x, y), 16)]), y)
+    assert len(next(batches((x[:5], y[:5]), 16, torch.Generator()))[1]) == 5
+
+
+def test_record_holds_steps_epochs_and_summary():
+    _, optimizer, record = trained()
+    steps, epochs = list(range(12)), [1, 2, 3]
+    for name in ("loss", "lr", "value"):
+        assert record.metrics[name]["step"] == steps
+    for name in ("epoch_loss", "accuracy", "test_loss", "diagnosis", "seconds"):
+        assert record.metrics[name]["step"] == epochs
+    losses = record.metrics["loss"]["value"]
+    assert record.metrics["epoch_loss"]["value"][0] == pytest.approx(sum(losses[:4]) / 4, rel=1e-6)
+    assert record.metrics["lr"]["value"][0] == 0.1
+    assert record.metrics["value"]["value"][0] == 0 and record.metrics["value"]["value"][-1] > 0.9
+    last = record.metrics["diagnosis"]["value"][-1]
+    assert last["overall"]["feasible"] == 1 and last["overall"]["distance_max"] == 0
+    assert [row["name"] for row in last["layers"]] == ["0.weight", "3.weight"]
+    assert record.summary["bits"] == 1 and record.summary["weights"] == 108
+    assert record.summary["accuracy"] == record.metrics["accuracy"]["value"][-1]
+    assert 0 < record.summary["train_seconds"] <= record.summary["seconds"]
+    assert [h["epoch"] for h in record.extra["histograms"]] == [0, 3]
+    assert optimizer.steps == 12
+
+
+def test_the_last_epoch_is_always_scored():
+    record = trained(replace(CONFIG, score_every=2))[2]
+    assert record.metrics["accuracy"]["step"] == [2, 3]
+
+
+def test_a_method_without_constraint_logs_no_value():
+    record = trained(replace(CONFIG, method="full-precision", annealing=None, alpha=None))[2]
+    assert "value" not in record.metrics
+    assert record.summary["bits"] == 32
+
+
+def test_status_reports_move_forward_to_the_end():
+    seen: list[Status] = []
+    trained(on_status=seen.append)
+    assert [s.step for s in seen] == sorted(s.step for s in seen)
+    assert seen[0].loss is None and seen[0].step == 1
+    last = seen[-1]
+    assert (last.step, last.total_steps, last.epoch, last.symbol, last.feasible) == (12, 12, 3, "radius", 1.0)
+    assert last.accuracy is not None and last.value is not None
+
+
+def test_scoring_snaps_only_for_the_score():
+    model = net()
+    optimizer = wrapped(model, CONFIG)
+    before = [p.detach().clone() for p in model.parameters()]
+    found = score_snapped(model, optimizer, data(), data(40, 1), 1000)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    twin = net()
+    with torch.no_grad():
+        for name, p in twin.named_parameters():
+            if name in ("0.weight", "3.weight"):
+                p.copy_(torch.where(p >= 0, 1.0, -1.0))
+    reestimate_batchnorm(twin, [data()])
+    assert found == score(twin, [data(40, 1)])
+
+
+def test_histogram_counts_every_weight_once():
+    model = net()
+    with torch.no_grad():
+        model[0].weight.fill_(5.0)
+    found = weight_histogram(wrapped(model, CONFIG))
+    layers = found["layers"]
+    assert isinstance(layers, dict)
+    assert {name: sum(counts) for name, counts in layers.items()} == {"0.weight": 72, "3.weight": 36}
+    assert layers["0.weight"][-1] == 72  # beyond the range: in the end bin
+    assert found["edges"][0] == -1.275 and found["edges"][-1] == pytest.approx(1.275)
+
+
+def test_weights_on_levels_fill_the_bins_around_them():
+    model = net()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.where(p >= 0, 1.0, -1.0))
+    found = weight_histogram(wrapped(model, CONFIG))
+    edges, counts = found["edges"], found["layers"]["3.weight"]
+    filled = [(edges[i] + edges[i + 1]) / 2 for i, count in enumerate(counts) if count]
+    assert filled == pytest.approx([-1.0, 1.0])
+
+
+def test_bits_average_over_layers():
+    model = net()
+    levels = {"0": askew.binary(), "3": askew.uniform(4)}
+    optimizer = ASkew(torch.optim.SGD(askew.groups(model, levels=levels), lr=0.1), total_steps=2)
+    assert bits_per_weight(optimizer) == pytest.approx((72 * 1 + 36 * 4) / 108)

@@ -19,7 +19,7 @@ from askew.paper.logistic import LogisticRegression
 from askew.paper.present import Presentation, show, write
 from askew.paper.two_moons import TwoMoons
 from askew.paper.vector_field import VectorField
-from askew.train.record import Record, load_all
+from askew.train.record import Record, load, load_all
 
 PRESENT = {
     "vector-field": vector_field_report.present,
@@ -91,6 +91,7 @@ def paper(config: VectorField | LogisticRegression | TwoMoons, console: Console)
         else:
             records = two_moons.run(config, progress)
         bar.update(task, description="drawing")
+        records = [load(config.out / f"{record.name}.json") for record in records]  # what is shown is what was saved
         presentation = PRESENT[records[0].experiment](records)
         page = write(presentation, records, config.out)
     _show(presentation, page, console)

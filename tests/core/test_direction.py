@@ -553,6 +553,13 @@ def test_quantile_radius_of_a_large_tensor(fraction: float, dtype: torch.dtype) 
     assert fraction - 1e-6 <= share <= fraction + 2 / 2048 + ties
 
 
+def test_quantile_radius_by_hand() -> None:
+    remote = torch.tensor([0.7, 0.1, 0.5, 0.3])
+    for fraction, count in ((0.01, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.75, 3), (0.76, 4), (1.0, 4)):
+        assert (remote <= quantile_radius(remote, fraction)).sum() == count
+    assert quantile_radius(remote, 0.5, bins=10).item() == pytest.approx(0.4)  # the end of the bin that holds .3
+
+
 def test_quantile_radius_is_monotone_and_takes_edge_cases() -> None:
     remote = torch.rand(500, generator=torch.Generator().manual_seed(0))
     radii = [quantile_radius(remote, f / 50).item() for f in range(51)]

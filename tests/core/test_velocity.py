@@ -156,16 +156,17 @@ def test_large_gradients_keep_their_digits(size: float) -> None:
     d=st.integers(1, 4),
     size=st.sampled_from([1e-4, 1.0, 1e4]),
     extra=st.integers(0, 2),
+    more=st.integers(0, 3),
 )
-def test_infeasible_raises(seed: int, d: int, size: float, extra: int) -> None:
-    """Farkas: rows with y'J = 0 for some y > 0 and all of them violated leave no velocity."""
+def test_infeasible_raises(seed: int, d: int, size: float, extra: int, more: int) -> None:
+    """Farkas: rows with y'J = 0 for some y > 0 and all of them violated leave no velocity, in d dimensions or more."""
     rng = np.random.default_rng(seed)
     rows = rng.normal(size=(d, d))
     y = rng.uniform(0.2, 1.0, size=d)
-    J = size * np.vstack([rows, -(y @ rows)[None], rng.normal(size=(extra, d))])
+    J = size * np.vstack([rows, -(y @ rows)[None], rng.normal(size=(extra, d))]) @ rng.normal(size=(d, d + more))
     g = np.concatenate([-rng.uniform(0.1, 2.0, size=d + 1), np.full(extra, 1.0)])
     with pytest.raises(EmptyVelocitySetError, match=rf"active constraints \[{', '.join(map(str, range(d + 1)))}\]"):
-        velocity(tensor(rng.normal(size=d).tolist()), tensor(g.tolist()), torch.from_numpy(J), 0.5)
+        velocity(torch.from_numpy(rng.normal(size=d + more)), torch.from_numpy(g), torch.from_numpy(J), 0.5)
 
 
 @pytest.mark.parametrize("violation", [1e-3, 1.0, 1e3, 1e12])

@@ -31,7 +31,7 @@ from torch.optim import LBFGS, SGD, Adam, AdamW, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import askew
-from askew.core import Constant, EpsilonWarning
+from askew.core import Constant, EpsilonWarning, oracle
 from askew.core.direction import snap
 from askew.methods.base import Method
 from askew.optim import MethodOptimizer
@@ -177,6 +177,24 @@ def test_lbfgs_works_with_a_closure(schedule, search):
     assert losses[-1] < losses[0]
 
 
+def test_lbfgs_follows_the_skewed_direction():
+    """Its first inner step is w + t v with v the oracle's direction and t = lr min(1, 1/|v|_1)."""
+    w = random_like(torch.empty(15, dtype=torch.float64), 0)
+    p, opt = one_weight(w, askew.ternary(), Constant(0.2), lambda g: LBFGS(g, lr=0.5, max_iter=1), alpha=0.3)
+
+    def closure():
+        opt.zero_grad()
+        loss = (p - 0.4).square().sum()
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    by_hand = [oracle.direction(2 * (q - 0.4), q, (-1, 0, 1), 0.2 / 16, 0.3, 1.0) for q in w.tolist()]
+    v = torch.tensor(by_hand, dtype=torch.float64)
+    torch.testing.assert_close(p.detach(), w + 0.5 * min(1.0, 1 / v.abs().sum().item()) * v, rtol=0, atol=1e-12)
+    assert not torch.allclose(v, -2 * (w - 0.4))
+
+
 def test_lbfgs_under_a_huge_epsilon_is_lbfgs():
     w, aim = (
         random_like(torch.empty(6, 4, dtype=torch.float64), 0),
@@ -236,7 +254,15 @@ def test_hooks_fire_exactly_once_a_step(base):
     groups = [{"params": [p], "levels": askew.binary()}]
     inner = LBFGS(groups, max_iter=3) if base == "lbfgs" else BASES[base](groups)
     fired: list[str] = []
-    note = lambda what: lambda optimizer, args, kwargs: fired.append(what) if optimizer is opt else None  # noqa: E731
+    seen: set[object] = set()
+
+    def note(what):
+        def hook(optimizer, args, kwargs):
+            fired.append(what)
+            seen.add(optimizer)
+
+        return hook
+
     inner.register_step_pre_hook(note("base pre, early"))
     opt = askew.ASkew(inner, Constant(0.5))
     handles = [
@@ -267,6 +293,7 @@ def test_hooks_fire_exactly_once_a_step(base):
     fired.clear()
     opt.step(closure)
     assert fired == ["base pre, early"]
+    assert seen == {opt}
 
 
 def test_a_pre_hook_may_change_the_gradient_and_the_arguments():

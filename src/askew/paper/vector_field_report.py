@@ -23,7 +23,7 @@ def present(records: Sequence[Record]) -> Presentation:
     rows = []
     for panel in run.extra["panels"]:
         turned = sum(
-            abs(v1 + 2 / 3 * (w1 - 0.5)) + abs(v2 + 2 / 3 * (w2 - 0.5)) > 1e-9 for w1, w2, v1, v2 in panel["rows"]
+            abs(v1 + 2 / 3 * (w1 - 0.5)) + abs(v2 + 2 / 3 * (w2 - 0.5)) > 1e-5 for w1, w2, v1, v2 in panel["rows"]
         )
         rows.append((f"alpha = {panel['alpha']:g}", str(len(panel["rows"])), str(turned)))
     grid = Grid(

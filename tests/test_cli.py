@@ -1,0 +1,40 @@
+"""The command line: what a user types, what comes out, and what a mistake gets."""
+
+from pathlib import Path
+
+import pytest
+
+from askew import cli
+
+
+def test_paper_command_writes_record_table_figure_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["paper", "vector-field", "--out", str(tmp_path), "--points", "5"])
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"vector-field-mj-0.json", "table.md", "vector-field.png", "index.html"}
+    assert "index.html" in capsys.readouterr().out
+
+
+def test_report_makes_the_same_from_records_alone(tmp_path: Path) -> None:
+    cli.main(["paper", "vector-field", "--out", str(tmp_path), "--points", "5"])
+    before = (tmp_path / "table.md").read_text()
+    for name in ("table.md", "index.html", "vector-field.png"):
+        (tmp_path / name).unlink()
+    cli.main(["report", str(tmp_path)])
+    assert (tmp_path / "table.md").read_text() == before
+    assert (tmp_path / "index.html").exists()
+
+
+def test_an_unwritable_folder_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["paper", "vector-field", "--out", str(blocked / "sub")])
+    assert stop.value.code == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "is not writable" in message and "Traceback" not in message
+
+
+def test_report_on_a_folder_without_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["report", str(tmp_path)])
+    assert "no records of" in " ".join(capsys.readouterr().err.split())

@@ -20,6 +20,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"md-tanh": {"beta": 5.0}, "proxquant": {"r
 ANNEALING: dict[str, Annealing] = {
     "askew": Exponential(K=0.7, start=0.5, period=0.02),
     "askew-level-first": LevelFirst(start=0.3, end=0.8),
+    "askew-level-first-dithered": LevelFirst(start=0.3, end=0.8, dither=True),
 }
 _has_torchao = importlib.util.find_spec("torchao") is not None
 NAMES = [
@@ -41,6 +42,7 @@ def site(
         name="layer.weight",
         levels=levels or binary(),
         scale=frozen,
+        scale_rule=("abs-mean", "tensor"),
         lr=lr,
         alpha=0.2,
         clip=1.0,

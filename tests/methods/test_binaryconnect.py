@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 from method_support import site
 
 from askew.core import LevelSet, binary, ternary, uniform
+from askew.core.levels import draw
 from askew.core.oracle import nearest
-from askew.methods.binaryconnect import BinaryConnect, draw
+from askew.methods.binaryconnect import BinaryConnect
 
 SETS = [binary(), ternary(), uniform(3), LevelSet((-2.0, -0.5, 0.1, 3.0))]
 

@@ -1,5 +1,6 @@
 """How MethodOptimizer drives every method: latents, closures, hooks, resume, snapped weights."""
 
+import copy
 import io
 from collections import Counter
 
@@ -12,6 +13,7 @@ from askew.core import binary, ternary
 from askew.core.oracle import nearest
 from askew.methods.base import Method, Site
 from askew.methods.binaryconnect import BinaryConnect
+from askew.methods.proxquant import ProxQuant
 from askew.methods.registry import METHODS
 from askew.optim import MethodOptimizer, snapped
 
@@ -178,6 +180,7 @@ def test_only_latent_methods_keep_a_second_copy_and_never_in_the_base_state(name
     optimizer = wrap(name, w, "adam")
     train(problem, w, optimizer, 2)
     latent_methods = {"binaryconnect", "binaryconnect-stochastic", "adaste", "md-tanh", "parq", "parq-hard"}
+    latent_methods |= {"askew-level-first-dithered"}
     assert (optimizer.underlying(w) is not w) == (name in latent_methods)
     assert set(optimizer.base.state[w]) == {"step", "exp_avg", "exp_avg_sq"}
 
@@ -207,3 +210,51 @@ def test_every_method_takes_other_levels_in_half_precision_and_a_scale(name):
 
 def test_the_names_are_all_tested():
     assert [n.values[0] for n in NAMES] == list(METHODS)
+
+
+@pytest.mark.parametrize("name", ["binaryconnect", "adaste", "md-tanh", "askew-level-first"])
+def test_resume_works_too_when_the_model_is_loaded_before_the_optimizer_is_built(name):
+    problem = Problem()
+    w = problem.parameter()
+    optimizer = wrap(name, w)
+    train(problem, w, optimizer, 20)
+    file, saved = w.detach().clone(), copy.deepcopy(optimizer.state_dict())
+    expected = train(problem, w, optimizer, 20)
+    again = torch.nn.Parameter(file.clone())
+    resumed = wrap(name, again)
+    resumed.load_state_dict(saved)
+    assert torch.equal(again.detach(), file)
+    for a, b in zip(expected, train(problem, again, resumed, 20), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_state_of_other_options_is_refused():
+    problem = Problem()
+    w = problem.parameter()
+    saved = wrap(ProxQuant(rate=1e-4), w).state_dict()
+    with pytest.raises(ValueError, match=r"rate.*0\.0001.*this optimizer runs.*5\.0"):
+        wrap(ProxQuant(rate=5.0), w).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("name", ["binaryconnect", "proxquant", "askew-level-first"])
+def test_a_scale_that_follows_the_weights_does_not_shrink_them(name):
+    """Clamping to a scale measured on the clamped weights would shrink both to nothing."""
+    torch.manual_seed(0)
+    w = torch.nn.Parameter(torch.randn(50, 20))
+    before = w.detach().abs().mean()
+    optimizer = wrap(name, w, lr=1e-9, scale="abs-mean", total_steps=1000)
+    for _ in range(50):
+        w.grad = torch.randn_like(w)
+        optimizer.step()
+    assert optimizer.underlying(w).detach().abs().mean() == pytest.approx(float(before), rel=0.05)
+
+
+def test_the_forward_weights_of_a_rival_carry_the_scale_of_their_own_latents():
+    torch.manual_seed(0)
+    w = torch.nn.Parameter(torch.randn(8, 5))
+    optimizer = wrap("binaryconnect", w, scale="abs-mean", lr=0.3)
+    for _ in range(5):
+        w.grad = torch.randn_like(w)
+        optimizer.step()
+        latent = optimizer.underlying(w).detach()
+        torch.testing.assert_close(w.detach(), latent.abs().mean() * torch.where(latent >= 0, 1.0, -1.0))

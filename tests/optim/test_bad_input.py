@@ -321,8 +321,10 @@ def linear(outputs=3, levels=None, annealing=None, skip=(), bias=True, **options
 
 
 def tampered(change):
-    """A good state dict with a header changed."""
+    """A good state dict of another run (further on, another learning rate) with its header changed."""
     _, opt = linear()
+    opt.param_groups[0]["lr"] = 0.7
+    opt.step()
     saved = opt.state_dict()
     header = json.loads(saved["param_groups"][0]["askew"])
     change(header)

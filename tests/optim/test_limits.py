@@ -15,6 +15,7 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 import askew
 from askew.core import Clock, Constant, EpsilonWarning, oracle
 from askew.core.direction import snap
+from askew.core.scale import scale_of
 
 SEEDS = st.integers(0, 2**20)
 
@@ -70,6 +71,27 @@ def test_sgd_is_algorithm_1(schedule, levels, seed, lr, alpha, clip):
         epsilon = annealing.value(Clock(k, total)) * levels.min_gap**4 / 16
         w = w + lr * hand_direction(bowl(w, k), w, levels, epsilon, alpha, clip)
         torch.testing.assert_close(p.detach(), w, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("scale", "per"), SCALES[1:])
+@settings(max_examples=5)
+@given(seed=SEEDS)
+def test_sgd_under_a_scale_is_algorithm_1_in_level_units(scale, per, seed):
+    """The constraint at w / s, the velocity times s; a constant epsilon freezes the scale at the first step."""
+    levels, lr, alpha, clip = askew.uniform(3), 0.1, 0.5, 0.4
+    w = 0.1 * random_like(torch.empty(3, 4, dtype=torch.float64), seed)
+    s = scale_of(w, levels, scale, per).expand_as(w)
+    p, opt = one_weight(w, levels, Constant(0.4), lambda g: SGD(g, lr=lr), alpha=alpha, clip=clip, scale=scale, per=per)
+    bound = 0
+    for k in range(12):
+        p.grad = 0.1 * bowl(p.detach(), k)
+        opt.step()
+        u = 0.1 * bowl(w, k)
+        v = hand_direction((u / s).flatten(), (w / s).flatten(), levels, 0.4 / 16, alpha, clip).view_as(w) * s
+        bound += int((v != -u).sum())
+        w = w + lr * v
+        torch.testing.assert_close(p.detach(), w, rtol=0, atol=1e-12)
+    assert bound > 0, "the constraint never bound: this run shows nothing"
 
 
 def test_quarter_clip_moves_at_most_a_quarter_gap():
@@ -410,3 +432,18 @@ def test_quantile_captures_the_promised_part(seed, power):
         assert caught >= part - 1e-9
         if math.isclose(part, 0):
             assert radius == 0
+
+
+def test_the_quantile_radius_never_shrinks():
+    """When the weights draw nearer to their levels the quantile falls, but nobody is set free again."""
+    annealing = askew.LevelFirst(start=0, end=20, by="quantile")
+    p, opt = one_weight(random_like(torch.empty(30, 10), 0), askew.ternary(), annealing, BASES["sgd"])
+    for k in range(8):
+        p.grad = random_like(p, k)
+        opt.step()
+    radius = float(opt._memory[p]["radius"])
+    with torch.no_grad():
+        p.copy_(p.round() + 0.05 * (p - p.round()))
+    p.grad = torch.zeros_like(p)
+    opt.step()
+    assert float(opt._memory[p]["radius"]) == radius > 0.1

@@ -39,14 +39,16 @@ class Clock:
         return self.total is not None and self.step + 1 >= self.total
 
 
-def _check_point(point: float | int, what: str) -> None:
+def check_point(point: float | int, what: str) -> None:
+    """Raise a ValueError unless the point is a number of steps (int) or a fraction of the run (float)."""
     if isinstance(point, bool) or not isinstance(point, (int, float)) or not math.isfinite(point) or point < 0:
         raise ValueError(f"{what} must be a number of steps (int) or a fraction of the run (float), got {point!r}")
     if isinstance(point, float) and point > 1:
         raise ValueError(f"{what}={point} as a fraction of the run must lie in [0, 1]; for steps give an int")
 
 
-def _check_positive(value: float, what: str) -> None:
+def check_positive(value: float, what: str) -> None:
+    """Raise a ValueError unless the value is positive and finite."""
     if not math.isfinite(value) or value <= 0:
         raise ValueError(f"{what} must be positive and finite, got {value}")
 
@@ -81,13 +83,27 @@ class Constant(Annealing):
     initial: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_positive(self.initial, "Constant(initial)")
+        check_positive(self.initial, "Constant(initial)")
 
     def value(self, clock: Clock, memory: dict[str, float] | None = None) -> float:
         return self.initial
 
     def started(self, clock: Clock) -> bool:
         return True
+
+
+@dataclass(frozen=True)
+class Unannealed(Annealing):
+    """No schedule: what methods other than ASkew run with; an adaptive scale follows the weights to the last step."""
+
+    def value(self, clock: Clock, memory: dict[str, float] | None = None) -> float:
+        return 1.0
+
+    def started(self, clock: Clock) -> bool:
+        return False
+
+    def largest(self) -> float:
+        return 1.0
 
 
 @dataclass(frozen=True)
@@ -103,10 +119,10 @@ class Exponential(Annealing):
     initial: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_point(self.start, "Exponential(start)")
-        _check_point(self.period, "Exponential(period)")
-        _check_positive(self.period, "Exponential(period)")
-        _check_positive(self.initial, "Exponential(initial)")
+        check_point(self.start, "Exponential(start)")
+        check_point(self.period, "Exponential(period)")
+        check_positive(self.period, "Exponential(period)")
+        check_positive(self.initial, "Exponential(initial)")
         if not 0 < self.K < 1:
             raise ValueError(f"Exponential(K) must lie in (0, 1), got {self.K}")
 
@@ -130,9 +146,9 @@ class Logarithmic(Annealing):
     end: float | int = 1.0
 
     def __post_init__(self) -> None:
-        _check_point(self.start, "Logarithmic(start)")
-        _check_point(self.end, "Logarithmic(end)")
-        _check_positive(self.final, "Logarithmic(final)")
+        check_point(self.start, "Logarithmic(start)")
+        check_point(self.end, "Logarithmic(end)")
+        check_positive(self.final, "Logarithmic(final)")
         if not self.final < self.initial < math.inf:
             raise ValueError(f"Logarithmic: final must lie below initial, got {self.initial} -> {self.final}")
         if type(self.start) is type(self.end) and self.end <= self.start:
@@ -160,8 +176,8 @@ class Plateau(Annealing):
     final: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check_positive(self.initial, "Plateau(initial)")
-        _check_positive(self.final, "Plateau(final)")
+        check_positive(self.initial, "Plateau(initial)")
+        check_positive(self.final, "Plateau(final)")
         if not 0 < self.factor < 1:
             raise ValueError(f"Plateau(factor) must lie in (0, 1), got {self.factor}")
         if self.final > self.initial:
@@ -205,7 +221,7 @@ class Custom(Annealing):
     start: float | int = 0.0
 
     def __post_init__(self) -> None:
-        _check_point(self.start, "Custom(start)")
+        check_point(self.start, "Custom(start)")
         if not callable(self.function):
             raise ValueError(f"Custom(function) must be callable, got {self.function!r}")
 
@@ -213,7 +229,7 @@ class Custom(Annealing):
         if clock.total is None:
             raise ValueError(f"Custom schedule {self.name!r} is a function of the fraction done: give total_steps")
         value = float(self.function(min(1.0, clock.step / clock.total)))
-        _check_positive(value, f"Custom schedule {self.name!r} at step {clock.step}")
+        check_positive(value, f"Custom schedule {self.name!r} at step {clock.step}")
         return value
 
     def started(self, clock: Clock) -> bool:
@@ -243,9 +259,9 @@ class LevelFirst(Annealing):
     dither: bool = False
 
     def __post_init__(self) -> None:
-        _check_point(self.start, "LevelFirst(start)")
-        _check_point(self.end, "LevelFirst(end)")
-        _check_positive(self.power, "LevelFirst(power)")
+        check_point(self.start, "LevelFirst(start)")
+        check_point(self.end, "LevelFirst(end)")
+        check_positive(self.power, "LevelFirst(power)")
         if self.by not in ("radius", "quantile"):
             raise ValueError(f"LevelFirst(by) must be 'radius' or 'quantile', got {self.by!r}")
         if type(self.start) is type(self.end) and self.end <= self.start:
@@ -272,7 +288,7 @@ def _ramp(clock: Clock, start: float | int, end: float | int) -> float:
 
 
 SCHEDULES: dict[str, type[Annealing]] = {
-    c.__name__: c for c in (Constant, Exponential, Logarithmic, Plateau, LevelFirst)
+    c.__name__: c for c in (Constant, Unannealed, Exponential, Logarithmic, Plateau, LevelFirst)
 }
 
 

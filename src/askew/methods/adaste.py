@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from askew.core import Clock
+from askew.core.annealing import check_positive
 from askew.core.levels import compute_dtype
 from askew.methods.base import Method, Site
-from askew.methods.pace import check_growth, check_period, check_positive, grown, periods
+from askew.methods.pace import check_growth, check_period, grown, periods
 
 
 @dataclass

@@ -67,6 +67,10 @@ class DitheredLevelFirst(LevelFirstSkew):
     name: ClassVar[str] = "askew-level-first-dithered"
     latent: ClassVar[bool] = True
 
+    @property
+    def random(self) -> bool:
+        return True
+
     def forward_weight(self, w: Tensor, site: Site) -> Tensor:
         """One of the two levels around w, at random; w itself on its level, though w / s may round off it."""
         return torch.where(w == snap(w, site.levels, site.scale), w, drawn(w, site))

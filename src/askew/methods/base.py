@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from askew.core import Clock, LevelSet
+from askew.core import Clock, LevelSet, Per, ScaleKind, scale_of
 from askew.core.direction import snap
 from askew.core.levels import compute_dtype, draw
 
@@ -31,6 +31,7 @@ class Site:
     name: str
     levels: LevelSet
     scale: Tensor | None
+    scale_rule: tuple[ScaleKind, Per]
     lr: float | Tensor
     alpha: float
     clip: float | Tensor
@@ -39,6 +40,11 @@ class Site:
     clock: Clock
     memory: dict[str, Tensor]
 
+    def follow(self, w: Tensor) -> None:
+        """Measure the scale of w anew, unless there is none or it is frozen."""
+        if self.scale is not None and "scale" not in self.memory:
+            self.scale = scale_of(w, self.levels, *self.scale_rule)
+
 
 class Method:
     """The identity in all three hooks: full precision. Subclasses override what they change."""
@@ -46,6 +52,11 @@ class Method:
     name: ClassVar[str] = "full-precision"
     latent: ClassVar[bool] = False
     needs_before: ClassVar[bool] = False
+
+    @property
+    def random(self) -> bool:
+        """True when forward_weight draws from torch's generator."""
+        return False
 
     def direction(self, gradient: Tensor, w: Tensor, site: Site) -> Tensor:
         return gradient

@@ -27,6 +27,10 @@ class BinaryConnect(Method):
     name: ClassVar[str] = "binaryconnect"
     latent: ClassVar[bool] = True
 
+    @property
+    def random(self) -> bool:
+        return self.stochastic
+
     def retract(self, w: Tensor, before: Tensor | None, site: Site) -> Tensor:
         return hull(w, site)
 

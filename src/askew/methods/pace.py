@@ -8,23 +8,13 @@ from __future__ import annotations
 import math
 
 from askew.core import Clock
-from askew.core.annealing import _check_point, _check_positive
-
-
-def check_positive(value: float, what: str) -> None:
-    """Raise a ValueError unless the value is positive and finite."""
-    _check_positive(value, what)
-
-
-def check_point(point: float | int, what: str) -> None:
-    """Raise a ValueError unless the point is a number of steps or a fraction of the run."""
-    _check_point(point, what)
+from askew.core.annealing import check_point, check_positive
 
 
 def check_period(period: float | int, what: str) -> None:
     """A point in time that is not zero."""
-    _check_point(period, what)
-    _check_positive(period, what)
+    check_point(period, what)
+    check_positive(period, what)
 
 
 def check_growth(growth: float, what: str) -> None:

@@ -10,9 +10,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from askew.core.annealing import check_point, check_positive
 from askew.core.direction import snap
 from askew.methods.base import Method, Site
-from askew.methods.pace import check_point, check_positive
 
 
 @dataclass

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from askew.core import LevelSet
+from askew.core.annealing import check_point, check_positive
 from askew.core.direction import snap
 from askew.methods.base import Method, Site, hull
-from askew.methods.pace import check_period, check_point, check_positive, periods
+from askew.methods.pace import check_period, periods
 
 
 @dataclass

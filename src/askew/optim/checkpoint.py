@@ -81,6 +81,9 @@ def _verified_headers(optimizer: MethodOptimizer, state_dict: dict[str, Any]) ->
     own = optimizer.annealing.describe()
     if headers[0]["method"]["method"] != method:
         raise ValueError(f"the state dict belongs to method {headers[0]['method']['method']!r}, this is {method!r}")
+    options = optimizer.method_under(saved_annealing).describe()
+    if headers[0]["method"] != json.loads(json.dumps(options)):
+        raise ValueError(f"the state dict belongs to {headers[0]['method']}, this optimizer runs {options}")
     if "Custom" in (saved_annealing["schedule"], own["schedule"]) and saved_annealing.get("name") != own.get("name"):
         raise ValueError(
             f"the state dict was made with schedule {saved_annealing}, this is {own}: a Custom schedule's function is "
@@ -114,3 +117,4 @@ def unpack(optimizer: MethodOptimizer, state_dict: dict[str, Any]) -> None:
         for p, i in zip(group["params"], packed["params"], strict=True):
             optimizer._memory[p] = {k: v.detach().to(p.device, copy=True) for k, v in own.get(i, {}).items()}
     optimizer._restore_values()
+    optimizer._restore_forward()

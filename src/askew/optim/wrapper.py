@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from askew.core import Annealing, Clock, Constant, LevelFirst, LevelSet, Plateau
-from askew.core.annealing import from_description
+from askew.core import Annealing, Clock, LevelFirst, LevelSet, Plateau
+from askew.core.annealing import Unannealed, from_description
 from askew.core.scale import Per, ScaleKind, scale_of
 from askew.methods.askew import DitheredLevelFirst, EpsilonSkew, LevelFirstSkew
 from askew.methods.base import Method, Site
@@ -53,7 +53,7 @@ class MethodOptimizer(Optimizer):
             raise ValueError(f"total_steps must be a positive whole number, got {total_steps!r}")
         self.base = base
         self.method = method
-        self.annealing = annealing or Constant()
+        self.annealing = annealing or Unannealed()
         self.total_steps = total_steps
         self.nonfinite: NonFinite = nonfinite
         self.steps = 0
@@ -172,6 +172,10 @@ class MethodOptimizer(Optimizer):
         """The schedule's current number for a group: epsilon in its level units, or the capture radius."""
         return self._numbers[position]
 
+    def method_under(self, description: dict[str, Any]) -> Method:
+        """The method as it would be with a saved schedule."""
+        return self.method
+
     def resume_annealing(self, description: dict[str, Any]) -> None:
         """Take over a saved schedule (a Custom one cannot travel in a file: the live one must bear its name)."""
         if description["schedule"] != "Custom":
@@ -233,6 +237,13 @@ class MethodOptimizer(Optimizer):
                 self._memory.setdefault(p, {})["latent"] = p.detach().clone()
                 p.copy_(self.method.forward_weight(p, self._site(p, name, group, position, self.clock, False)))
 
+    def _restore_forward(self) -> None:
+        """After loading latents: the forward weights that belong to them (random ones come with the model's file)."""
+        if self.method.latent and not self.method.random:
+            with torch.no_grad():
+                for _, p, site in self.weights():
+                    p.copy_(self.method.forward_weight(site.memory["latent"], site))
+
     def _restore_values(self) -> None:
         """After loading: the numbers as the last step before the checkpoint used them."""
         number = self.annealing.value(Clock(max(0, self.steps - 1), self.total_steps), self.plateau)
@@ -256,6 +267,7 @@ class MethodOptimizer(Optimizer):
         return Site(
             name=name,
             levels=levels,
+            scale_rule=(group["scale"], group["per"]),
             scale=self._scale(p, group, memory, freeze and (now.last or self.annealing.started(now))),
             lr=lr,
             alpha=group["alpha"],
@@ -311,8 +323,9 @@ class MethodOptimizer(Optimizer):
     def _leave(self, p: Tensor, site: Site) -> None:
         """Keep the optimised weights and show the network the forward ones."""
         if self.method.latent:
-            site.memory["latent"].copy_(p)
-            p.copy_(self.method.forward_weight(site.memory["latent"], site))
+            latent = site.memory["latent"].copy_(p)
+            site.follow(latent)
+            p.copy_(self.method.forward_weight(latent, site))
 
     def _skewed(self, closure: Closure, sites: list[tuple[str, Tensor, Site]]) -> Closure:
         """The closure for bases that evaluate it themselves (LBFGS): at the forward weights, with skewed gradients."""
@@ -376,6 +389,9 @@ class ASkew(MethodOptimizer):
             total_steps=total_steps,
             nonfinite=nonfinite,
         )
+
+    def method_under(self, description: dict[str, Any]) -> Method:
+        return self.method if description["schedule"] == "Custom" else _method_for(from_description(description))
 
     def resume_annealing(self, description: dict[str, Any]) -> None:
         super().resume_annealing(description)

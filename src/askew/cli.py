@@ -19,7 +19,8 @@ from askew.paper.logistic import LogisticRegression
 from askew.paper.present import Presentation, show, write
 from askew.paper.two_moons import TwoMoons
 from askew.paper.vector_field import VectorField
-from askew.train.record import Record, load, load_all
+from askew.report.readme import replace_block
+from askew.train.record import Record, load, load_all, write_atomically
 
 PRESENT = {
     "vector-field": vector_field_report.present,
@@ -34,6 +35,8 @@ class Report:
 
     folder: tyro.conf.Positional[Path]
     """Folder with the records, such as results/two-moons."""
+    readme: Path | None = None
+    """A Markdown file whose block `<!-- EXPERIMENT -->` gets the first table."""
 
 
 Paper = (
@@ -106,6 +109,9 @@ def report(config: Report, console: Console) -> None:
         raise ValueError(f"no records of {', '.join(PRESENT)} in {config.folder}")
     presentation = PRESENT[known](records)
     _show(presentation, write(presentation, records, config.folder), console)
+    if config.readme is not None:
+        text = config.readme.read_text("utf-8")
+        write_atomically(config.readme, replace_block(text, known, presentation.tables[0].markdown()))
 
 
 def _show(presentation: Presentation, page: Path, console: Console) -> None:

@@ -11,16 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from askew.core import Annealing, Clock, Constant, Custom, Exponential, LevelFirst, Logarithmic, Plateau
-from askew.core.annealing import SCHEDULES, from_description
+from askew.core.annealing import SCHEDULES, Unannealed, from_description
 
 SAMPLES: list[Annealing] = [
     Constant(0.3),
+    Unannealed(),
     Exponential(K=0.8, start=0.25, period=10, initial=2.0),
     Exponential(),
     Logarithmic(0.5, 1e-4, 100, 900),
     Logarithmic(),
     Plateau(0.3, 4, 1e-3, 0.7, 1e-2),
     LevelFirst(start=10, end=90, power=0.5, by="quantile"),
+    LevelFirst(dither=True),
     LevelFirst(),
 ]
 
@@ -108,6 +110,12 @@ def test_constant() -> None:
     assert {Constant(0.3).value(Clock(step, 100)) for step in (0, 50, 1000)} == {0.3}
     assert Constant(0.3).started(Clock(0))
     assert Constant(0.3).largest() == 0.3
+
+
+def test_unannealed_never_starts() -> None:
+    assert {Unannealed().value(Clock(step, 100)) for step in (0, 50, 1000)} == {1.0}
+    assert not any(Unannealed().started(Clock(step, 100)) for step in (0, 99, 1000))
+    assert Unannealed().largest() == 1.0
 
 
 def test_logarithmic_end_points_and_middle() -> None:

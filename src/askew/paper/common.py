@@ -16,7 +16,7 @@ from askew.methods.registry import method
 from askew.optim import ASkew, MethodOptimizer
 from askew.train.reheats import Reheats
 
-Source = Literal["paper", "published code", "tuned", "ours"]
+Source = Literal["paper", "published", "tuned", "ours"]
 
 
 @dataclass(frozen=True)

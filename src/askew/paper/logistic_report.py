@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from askew.paper.logistic import SETTINGS
+from askew.paper.logistic import ENTRIES, SETTINGS
 from askew.paper.present import Presentation
 from askew.report import paper_figures
 from askew.report.runs import stat
@@ -21,8 +21,9 @@ LEAD = (
 def present(records: Sequence[Record]) -> Presentation:
     """A table and a figure per setting, and verdicts."""
     tables, figures, verdicts = [], {}, []
+    order = [entry.key for entry in ENTRIES]
     for setting, (batch, epochs) in SETTINGS.items():
-        runs = [r for r in records if r.config["setting"] == setting]
+        runs = [r for key in order for r in records if (r.config["setting"], r.config["key"]) == (setting, key)]
         title = f"batch {batch}, {epochs} epochs"
         tables.append(_table(runs, title))
         figure = paper_figures.step_losses(runs, "batch_loss_first", title)

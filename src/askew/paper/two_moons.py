@@ -49,7 +49,7 @@ PUBLISHED_RUNS = Entry(
     "ASkew, published runs' settings",
     "askew",
     0.1,
-    "published code",
+    "published",
     "adam",
     annealing=CODE,
     alpha=4.0,

@@ -29,7 +29,7 @@ class VectorField:
     """One panel each."""
     extent: float = 1.6
     """The grid covers [-extent, extent] in both coordinates."""
-    points: int = 25
+    points: int = 24
     """Grid points a side."""
 
 

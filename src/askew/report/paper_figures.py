@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -63,28 +64,39 @@ def _box(x: float, y: float, width: float) -> Any:
 
 
 @styled
-def step_losses(runs: Sequence[Run], metric: str, title: str = "", top: float | None = None) -> Figure:
-    """Training loss by iteration, one line a run, named as in its config."""
+def step_losses(runs: Sequence[Run], metric: str, title: str = "", window: int = 1) -> Figure:
+    """Training loss by iteration (a mean over `window` of them), one line a run, named as in its config.
+
+    Full precision is drawn broad, so that it shows under a line that lies on it.
+    """
     figure = Figure(figsize=(5.6, 3.4), layout="constrained")
     axes = figure.subplots()
     values: list[float] = []
     for run in runs:
         series, style = run.metrics[metric], look(run.config["method"])
+        losses = _rolling(series["value"], window)
         axes.plot(
-            series["step"],
-            series["value"],
+            series["step"][window - 1 :],
+            losses,
             color=style.colour,
-            linewidth=1.0,
+            linewidth=3.5 if run.config["method"] == "full-precision" else 1.0,
             linestyle="-" if run.config["settings"] != "ours" else "--",
             label=run.config["label"],
             alpha=0.85,
         )
-        values += series["value"]
-    axes.set(xlabel="iteration", ylabel="training loss (batch)", title=title)
-    axes.set_ylim(min(values) * 0.97, top)
+        values += losses
+    label = "training loss (batch)" if window == 1 else f"training loss (mean of {window} batches)"
+    axes.set(xlabel="iteration", ylabel=label, title=title)
+    axes.set_ylim(min(values) * 0.98, None)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(handlelength=2.2)
     return figure
+
+
+def _rolling(values: Sequence[float], window: int) -> list[float]:
+    """Means over the last `window` values; window - 1 fewer than there are values."""
+    sums = [0.0, *accumulate(values)]
+    return [(b - a) / window for a, b in zip(sums, sums[window:], strict=False)]
 
 
 @styled

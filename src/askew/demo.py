@@ -59,11 +59,11 @@ class DemoConfig:
     """Width of the net; its weights grow with the square."""
     images: int | None = None
     """Use only so many training images (all of them if not given)."""
-    lr_full_precision: float = 0.01
+    lr_full_precision: float = 0.2
     """Adam's learning rate at the start of the full-precision runs; like the others it falls by a cosine."""
-    lr_binaryconnect: float = 0.01
+    lr_binaryconnect: float = 0.3
     """Adam's learning rate at the start of the BinaryConnect runs."""
-    lr_askew: float = 0.2
+    lr_askew: float = 0.8
     """Adam's learning rate at the start of the ASkew runs."""
     final_lr: float = 0.1
     """Learning rate at the end, as a part of the one at the start."""

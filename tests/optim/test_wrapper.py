@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import pickle
 import warnings
 from collections import Counter
@@ -149,6 +150,20 @@ def test_latents_travel_in_the_state_dict():
     train(model, opt, range(3, 6))
     train(other, fresh, range(3, 6))
     assert differing(everything(model, opt), everything(other, fresh)) == []
+
+
+def test_a_latent_method_refuses_an_unknown_schedule_before_anything_changes():
+    model, opt = latent("adam", annealing=Constant(0.5))
+    train(model, opt, range(2))
+    saved = frozen_copy(opt.state_dict())
+    header = json.loads(saved["param_groups"][0]["askew"])
+    header["annealing"]["schedule"] = "Cosine"
+    saved["param_groups"][0]["askew"] = json.dumps(header)
+    train(model, opt, range(2, 4))
+    kept = everything(model, opt)
+    with pytest.raises(ValueError, match="no schedule named 'Cosine'"):
+        opt.load_state_dict(saved)
+    assert differing(kept, everything(model, opt)) == []
 
 
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])

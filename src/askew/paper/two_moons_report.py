@@ -34,7 +34,7 @@ def present(records: Sequence[Record]) -> Presentation:
             paper_figures.step_losses(
                 [runs[k] for k in FIGURED if k in runs], "batch_loss_first", "two moons, one repeat", window=20
             ),
-            "Training loss of one repeat by iteration, a mean over 20 batches of 100; the peaks of the last line are reheats.",
+            "Training loss of one repeat by iteration, a mean over 20 batches of 100 (peaks of the last: reheats).",
         ),
         "patterns": (
             paper_figures.pattern_histogram(runs["exhaustive"]),

@@ -28,7 +28,7 @@ LOOKS: dict[str, Look] = {
     "binaryconnect": Look("BinaryConnect", "#d55e00", (0, (2, 1.5)), "D"),
     "binaryconnect-stochastic": Look("BinaryConnect, stochastic", "#b0722c", (0, (1, 1)), "d"),
     "askew-level-first": Look("ASkew, level-first", "#1a7fc4", "-", "o"),
-    "askew-level-first-dithered": Look("ASkew, level-first, dithered", "#0f6a8c", "-", "o"),
+    "askew-level-first-dithered": Look("ASkew, level-first, dithered", "#2b87a8", "-", "8"),
     "askew": Look("ASkew, as in the paper", "#4f74d9", (0, (6, 1.5, 1, 1.5)), "P"),
     "adaste": Look("AdaSTE", "#0a9270", (0, (4, 1, 1, 1)), "^"),
     "md-tanh": Look("mirror descent (tanh)", "#b8609b", (0, (3, 1, 1, 1)), "v"),

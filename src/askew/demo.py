@@ -218,7 +218,7 @@ def _net(seed: int, channels: int) -> nn.Module:
         model = small_conv(channels)
         for weight in model.parameters():
             nn.init.uniform_(weight, -1.0, 1.0)
-        return model
+    return model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] # half the time on a CPU
 
 
 def _optimizer(model: nn.Module, settings: TrainConfig, total_steps: int) -> MethodOptimizer:

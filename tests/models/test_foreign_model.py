@@ -76,8 +76,7 @@ def test_it_trains_onto_the_levels():
         opt.zero_grad()
         nn.functional.cross_entropy(model(tokens), target).backward()
         opt.step()
-    with askew.snapped(opt):
-        for name in ("embed", "block.self_attn.out_proj", "block.linear1", "block.linear2"):
-            assert (model.get_submodule(name).weight.abs() == 1).all(), name
-        assert (model.eval()(tokens).argmax(1) == target).float().mean() > 0.6
+    for name in ("embed", "block.self_attn.out_proj", "block.linear1", "block.linear2"):
+        assert (model.get_submodule(name).weight.abs() == 1).all(), name
+    assert (model.eval()(tokens).argmax(1) == target).float().mean() > 0.6
     assert (model.block.self_attn.in_proj_weight.abs() != 1).any()

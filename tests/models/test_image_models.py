@@ -111,8 +111,7 @@ def test_training_ends_on_the_levels():
         opt.zero_grad()
         nn.functional.cross_entropy(model(images(12)), target).backward()
         opt.step()
-    with askew.snapped(opt):
-        assert all((p.abs() == 1).all() for name, p in model.named_parameters() if name != "head.linear.weight")
+    assert all((p.abs() == 1).all() for name, p in model.named_parameters() if name != "head.linear.weight")
     assert model.head.linear.weight.unique().numel() > 2
 
 

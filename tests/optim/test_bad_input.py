@@ -53,7 +53,7 @@ OPTIONS = {
     "clip 0": ({"clip": 0.0}, "clip must be positive"),
     "clip < 0": ({"clip": -1}, "clip must be positive"),
     "clip nan": ({"clip": NAN}, "clip must be positive"),
-    "clip text": ({"clip": "half"}, "clip must be positive, or 'quarter'"),
+    "clip text": ({"clip": "half"}, "clip must be positive and finite, or 'quarter'"),
     "scale": ({"scale": "max"}, "scale must be one of none, abs-mean, sawb"),
     "per": ({"scale": "sawb", "per": "row"}, "per must be 'tensor' or 'channel'"),
     "per channel of a vector": ({"scale": "sawb", "per": "channel"}, r"two dimensions or more, got \(5,\)"),

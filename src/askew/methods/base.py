@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from askew.core import Clock, LevelSet, Per, ScaleKind, scale_of
-from askew.core.direction import snap
-from askew.core.levels import compute_dtype, draw
+from askew.core.direction import level_units, snap
+from askew.core.levels import draw
 
 
 @dataclass
@@ -96,7 +96,5 @@ def hull(w: Tensor, site: Site) -> Tensor:
 
 def drawn(w: Tensor, site: Site) -> Tensor:
     """s times one of the two levels around w / s, at random with mean w (within the levels' range)."""
-    q = w.to(compute_dtype(w.dtype))
-    if site.scale is None:
-        return draw(q, site.levels).to(w.dtype)
-    return (draw(q / site.scale, site.levels) * site.scale).to(w.dtype)
+    picked = draw(level_units(w, site.levels, site.scale), site.levels)
+    return (picked if site.scale is None else picked * site.scale).to(w.dtype)

@@ -17,6 +17,7 @@ from askew.optim.checks import Group, first_name, names
 if TYPE_CHECKING:
     from askew.optim.wrapper import MethodOptimizer
 
+FORMAT = 1
 KEY = "askew"
 PREFIX = "askew."
 
@@ -24,7 +25,7 @@ PREFIX = "askew."
 def _header(optimizer: MethodOptimizer, group: Group) -> dict[str, Any]:
     levels = group["levels"]
     return {
-        "format": 1,
+        "format": FORMAT,
         "method": optimizer.method.describe(),
         "annealing": optimizer.annealing.describe(),
         "total_steps": optimizer.total_steps,
@@ -65,6 +66,8 @@ def _verified_headers(optimizer: MethodOptimizer, state_dict: dict[str, Any]) ->
                 "(optimizer.base.load_state_dict)"
             )
         header = json.loads(packed[KEY])
+        if header.get("format") != FORMAT:
+            raise ValueError(f"group {position}: the state dict has format {header.get('format')!r}, not {FORMAT}")
         shapes = [list(p.shape) for p in live["params"]]
         if len(shapes) != len(header["shapes"]):
             raise ValueError(f"group {position}: {len(header['shapes'])} parameters saved, {len(shapes)} here")

@@ -49,8 +49,8 @@ def check_group(group: Group, position: int) -> None:
     alpha, clip = group["alpha"], group["clip"]
     if not isinstance(alpha, (int, float)) or not math.isfinite(alpha) or alpha <= 0:
         raise ValueError(f"{where}: alpha must be positive and finite, got {alpha!r}")
-    if clip != "quarter" and (not isinstance(clip, (int, float)) or math.isnan(clip) or clip <= 0):
-        raise ValueError(f"{where}: clip must be positive, or 'quarter', got {clip!r}")
+    if clip != "quarter" and (not isinstance(clip, (int, float)) or not math.isfinite(clip) or clip <= 0):
+        raise ValueError(f"{where}: clip must be positive and finite, or 'quarter', got {clip!r}")
     if clip == "quarter" and "lr" not in group:
         raise ValueError(f"{where}: clip='quarter' needs a base optimizer with a learning rate")
     for name, p in zip(names(group, position), group["params"], strict=True):

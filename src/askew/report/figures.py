@@ -57,7 +57,7 @@ def curves(runs: Sequence[Run], curve: Curve, size: tuple[float, float] = (4.6, 
     axes.set(xlabel="epoch", ylabel=curve.label)
     if curve.log:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7), numticks=15))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
         axes.yaxis.set_minor_formatter(FuncFormatter(lambda v, _: ""))
     axes.set_ylim(curve.low, curve.high)

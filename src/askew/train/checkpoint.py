@@ -1,0 +1,122 @@
+"""Checkpoints: everything a run needs to go on as if it had not stopped, written atomically, loaded without code.
+
+A file holds plain types and tensors only, so it loads with weights_only=True. A write that fails (a full disk, a kill)
+leaves the file that was there before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from askew.train.record import Record, plain
+
+FORMAT = 1
+
+
+class Stateful(Protocol):
+    """Optimizers and schedulers."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands: whole epochs done, and steps done within the next one."""
+
+    epoch: int
+    step: int
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message names the file and why."""
+
+
+def save(
+    path: Path, model: nn.Module, parts: Mapping[str, Stateful], position: Position, record: Record, config: Any
+) -> None:
+    """Write the state of model, parts (optimizer, scheduler, ..), random generators, position and record to `path`.
+
+    config: plain values that must be the same when the run is resumed.
+    """
+    payload = {
+        "format": FORMAT,
+        "config": json.dumps(plain(config), sort_keys=True),
+        "model": model.state_dict(),
+        "parts": {name: part.state_dict() for name, part in parts.items()},
+        "random": random_state(),
+        "position": [position.epoch, position.step],
+        "record": json.dumps(plain(asdict(record))),
+    }
+    write_file(path, payload)
+
+
+def load(path: Path, model: nn.Module, parts: Mapping[str, Stateful], config: Any) -> tuple[Position, Record]:
+    """Put the saved state back; nothing changes unless the file is whole and belongs to this run's config."""
+    payload = read_file(path)
+    saved = json.loads(payload["config"])
+    here = json.loads(json.dumps(plain(config)))
+    if saved != here:
+        different = sorted(k for k in saved.keys() | here.keys() if saved.get(k) != here.get(k))
+        shown = ", ".join(f"{k}: {saved.get(k)!r} there, {here.get(k)!r} here" for k in different[:4])
+        raise CheckpointError(f"checkpoint {path} belongs to another run ({shown}); choose another folder or remove it")
+    missing = sorted(parts.keys() - payload["parts"].keys())
+    if missing:
+        raise CheckpointError(f"checkpoint {path} has no {', '.join(missing)}")
+    model.load_state_dict(payload["model"])
+    for name, part in parts.items():
+        part.load_state_dict(payload["parts"][name])
+    restore_random_state(payload["random"])
+    return Position(*payload["position"]), Record(**json.loads(payload["record"]))
+
+
+def write_file(path: Path, payload: Mapping[str, Any]) -> None:
+    """torch.save to a temporary file beside `path`, flushed to disk, then renamed over it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            torch.save(dict(payload), stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise OSError(f"checkpoint {path} could not be written ({error}); the one before it is untouched") from error
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The payload of a whole checkpoint of our format, on the CPU."""
+    try:
+        payload = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # torch raises many kinds for a damaged file
+        raise CheckpointError(f"checkpoint {path} cannot be read: damaged or not a checkpoint ({error})") from error
+    if not isinstance(payload, dict) or payload.get("format") != FORMAT:
+        raise CheckpointError(f"checkpoint {path} is not one of askew's, format {FORMAT}")
+    return payload
+
+
+def random_state() -> dict[str, Any]:
+    """torch's generators, on the CPU and on every GPU."""
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"cpu": torch.get_rng_state(), "cuda": gpus}
+
+
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    """Put `random_state` back (GPU generators only where there are as many)."""
+    torch.set_rng_state(state["cpu"])
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])

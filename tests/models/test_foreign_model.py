@@ -30,12 +30,13 @@ def names(group):
 
 
 def test_which_weights_are_claimed():
-    """Weights of Embedding and Linear modules. The joint q, k, v projection is a bare parameter of torch's
-    MultiheadAttention, not the weight of a layer: it stays in full precision, as do biases, LayerNorms, positions."""
+    """Weights of Embedding and Linear modules and the joint q, k, v projection, which torch's MultiheadAttention keeps as
+    a bare parameter. Biases, LayerNorms and positions stay in full precision."""
     model = Reader()
     taken, rest = askew.groups(model, levels=B)
     assert names(taken) == [
         "embed.weight",
+        "block.self_attn.in_proj_weight",
         "block.self_attn.out_proj.weight",
         "block.linear1.weight",
         "block.linear2.weight",
@@ -43,7 +44,6 @@ def test_which_weights_are_claimed():
     ]
     assert set(names(rest)) == {
         "positions",
-        "block.self_attn.in_proj_weight",
         "block.self_attn.in_proj_bias",
         "block.self_attn.out_proj.bias",
         "block.linear1.bias",
@@ -59,16 +59,17 @@ def test_which_weights_are_claimed():
 
 def test_skip_and_patterns():
     taken, rest = askew.groups(Reader(), levels=B, skip=["embed", "head"])
-    assert names(taken) == [f"block.{n}.weight" for n in ("self_attn.out_proj", "linear1", "linear2")]
+    parts = ("self_attn.in_proj_weight", "self_attn.out_proj.weight", "linear1.weight", "linear2.weight")
+    assert names(taken) == [f"block.{part}" for part in parts]
     assert {"embed.weight", "head.weight"} < set(names(rest))
-    with pytest.raises(ValueError, match=r"levels pattern '\*\.in_proj_weight' matches no weight"):
-        askew.groups(Reader(), {"*.in_proj_weight": B})
+    with pytest.raises(ValueError, match=r"levels pattern '\*\.norm1' matches no weight"):
+        askew.groups(Reader(), {"*.norm1": B})
 
 
 def test_it_trains_onto_the_levels():
     torch.manual_seed(0)
     model = Reader()
-    base = torch.optim.Adam(askew.groups(model, levels=B, skip="head"), lr=0.05)
+    base = torch.optim.Adam(askew.groups(model, levels=B, skip=["head", "*.in_proj_weight"]), lr=0.05)
     opt = askew.ASkew(base, askew.LevelFirst(), total_steps=60)
     tokens = torch.randint(11, (32, 5))
     target = tokens[:, 0] % 3

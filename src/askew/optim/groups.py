@@ -39,14 +39,22 @@ class Weight:
         return any(fnmatchcase(n, pattern) or fnmatchcase(n.removesuffix(".weight"), pattern) for n in self.names)
 
 
+def _weight_names(module: nn.Module) -> tuple[str, ...]:
+    """Attributes of a module that hold such weights; attention keeps its input projections as bare parameters."""
+    if isinstance(module, nn.MultiheadAttention):
+        return ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+    return ("weight",) if isinstance(module, WEIGHT_MODULES) else ()
+
+
 def candidates(model: nn.Module) -> dict[str, Weight]:
     """Trainable weights of conv, linear and embedding modules, each once, under its first name; all names are known."""
     found: dict[int, Weight] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
-        weight = getattr(module, "weight", None)
-        if isinstance(module, WEIGHT_MODULES) and isinstance(weight, nn.Parameter) and weight.requires_grad:
-            name = f"{prefix}.weight" if prefix else "weight"
-            found.setdefault(id(weight), Weight(weight, [])).names.append(name)
+        for own in _weight_names(module):
+            weight = getattr(module, own, None)
+            if isinstance(weight, nn.Parameter) and weight.requires_grad:
+                name = f"{prefix}.{own}" if prefix else own
+                found.setdefault(id(weight), Weight(weight, [])).names.append(name)
     return {w.names[0]: w for w in found.values()}
 
 

@@ -104,6 +104,9 @@ def paper(config: VectorField | LogisticRegression | TwoMoons, console: Console)
 def report(config: Report, console: Console) -> None:
     """Tables, figures and page anew, from the records of a folder."""
     records = load_all(config.folder)
+    if any(record.experiment == demo.EXPERIMENT for record in records):
+        demo.present([r for r in records if r.experiment == demo.EXPERIMENT], config.folder, console)
+        return
     known = next((r.experiment for r in records if r.experiment in PRESENT), None)
     if known is None:
         raise ValueError(f"no records of {', '.join(PRESENT)} in {config.folder}")

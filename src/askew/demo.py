@@ -1,6 +1,7 @@
 """The demo: one small net on handwritten digits, in full precision, with BinaryConnect and with ASkew at one bit.
 
-Nothing is downloaded: scikit-learn carries the digits. Records and an HTML page go to one folder.
+Nothing is downloaded: scikit-learn carries the digits. Records and an HTML page go to one folder. Each method's
+learning rate, and ASkew's alpha and start, were chosen on random quarters of the training images, not on the test ones.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Train a one-bit net on handwritten digits with ASkew, look at it while it trains, score it with weights of ±1.
 
-    python examples/01_quickstart.py
+python examples/01_quickstart.py
 """
 
 import torch

@@ -30,8 +30,8 @@ def names(group):
 
 
 def test_which_weights_are_claimed():
-    """Weights of Embedding and Linear modules and the joint q, k, v projection, which torch's MultiheadAttention keeps as
-    a bare parameter. Biases, LayerNorms and positions stay in full precision."""
+    """Weights of Embedding and Linear modules and the joint q, k, v projection, which MultiheadAttention keeps
+    as a bare parameter. Biases, LayerNorms and positions stay in full precision."""
     model = Reader()
     taken, rest = askew.groups(model, levels=B)
     assert names(taken) == [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -38,11 +38,10 @@ def show(presentation: Presentation, console: Console) -> None:
 
 def write(presentation: Presentation, records: Sequence[Record], folder: Path) -> Path:
     """table.md, one PNG a figure, and a self-contained page, all from the records; returns the page's path."""
-    sections = [page.Section(grid.title or "Results", "", (grid,)) for grid in presentation.tables]
-    pictures = tuple(page.Picture(figure, caption) for figure, caption in presentation.figures.values())
+    sections = [page.Section(grid.title, "", (replace(grid, title=""),)) for grid in presentation.tables]
     if presentation.verdicts:
         sections.append(page.Section("What it says", " ".join(presentation.verdicts)))
-    sections.append(page.Section("Figures", pictures=pictures))
+    sections += [page.Section("", pictures=(page.Picture(*drawn),)) for drawn in presentation.figures.values()]
     text = page.render(presentation.title, presentation.lead, sections, records)
     index = folder / "index.html"
     write_atomically(index, text)

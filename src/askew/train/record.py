@@ -151,7 +151,7 @@ def git_commit() -> str | None:
 
     try:
         commit = git("rev-parse", "--short=12", "HEAD")
-        return commit + ("+" if git("status", "--porcelain", "--untracked-files=no", "--", "*.py") else "")
+        return commit + ("+" if git("status", "--porcelain", "--untracked-files=no", "--", ":(top)*.py") else "")
     except (OSError, subprocess.SubprocessError):
         return None
 

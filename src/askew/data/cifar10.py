@@ -91,7 +91,7 @@ def cifar10(
 def _unpacked(folder: Path, version: Version) -> Path | None:
     """The unpacked version: `folder` itself or inside it."""
     for place in (folder, folder / version.folder):
-        if (place / version.train[0]).is_file() or place.name == version.folder and place.is_dir():
+        if (place / version.train[0]).is_file() or (place.name == version.folder and place.is_dir()):
             return place
     return None
 
@@ -106,9 +106,9 @@ def _from_files(
         source = fingerprint(version.folder, folder, map(found_file, paths))
 
         def draft() -> Draft:
-            return _draft(folder, [version.read(path.read_bytes(), str(path)) for path in paths], size)
+            return _draft([version.read(path.read_bytes(), str(path)) for path in paths])
 
-        return cached(name, folder, source, draft, cache, check)
+        return _sized(cached(name, folder, source, draft, cache, check), folder, size)
 
     train_size, test_size = sizes or (None, None)
     return Splits(split("cifar10-train", version.train, train_size), split("cifar10-test", version.test, test_size))
@@ -129,10 +129,10 @@ def _from_archive(
     def split(name: str, files: tuple[str, ...], size: int | None) -> ImageSet:
         def draft() -> Draft:
             members = unpack()
-            batches = [version.read(members[f"{version.folder}/{n}"], f"{archive}: {n}") for n in files]
-            return _draft(archive, batches, size)
+            return _draft([version.read(members[f"{version.folder}/{n}"], f"{archive}: {n}") for n in files])
 
-        return cached(name, archive.parent, f"{version.folder} md5 {md5}", draft, cache, check)
+        found = cached(name, archive.parent, f"{version.folder} md5 {md5}", draft, cache, check)
+        return _sized(found, archive, size)
 
     train_size, test_size = sizes or (None, None)
     return Splits(split("cifar10-train", version.train, train_size), split("cifar10-test", version.test, test_size))
@@ -145,7 +145,7 @@ def _from_images(folder: Path, sizes: tuple[int, int] | None, cache: Path | None
         raise DataError(f"{folder}: train and test hold different classes ({', '.join(odd)})")
     for part, listing, size in zip(("train", "test"), (train, test), sizes or (None, None), strict=True):
         check_size(folder / part, len(listing.files), size)
-    lossy = any(file.path.suffix.lower() != ".png" for file in train.files)
+    lossy = any(not file.path.lower().endswith(".png") for file in train.files)
     name = "cifar10-jpeg" if lossy else "cifar10-png"
     return Splits(
         listed(f"{name}-train", folder, train, (SIDE, SIDE), cache=cache, check=check),
@@ -153,9 +153,13 @@ def _from_images(folder: Path, sizes: tuple[int, int] | None, cache: Path | None
     )
 
 
-def _draft(origin: Path, batches: list[Batch], size: int | None) -> Draft:
+def _sized(found: ImageSet, origin: Path, size: int | None) -> ImageSet:
+    check_size(origin, len(found), size)
+    return found
+
+
+def _draft(batches: list[Batch]) -> Draft:
     labels = np.concatenate([batch.labels for batch in batches])
-    check_size(origin, len(labels), size)
 
     def fill(into: np.ndarray) -> None:
         np.concatenate([batch.images for batch in batches], out=into)

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from .images import DataError, annotations, class_folders, decode, existing_folder, image_files, label_by_name
-from .loader import batch_count, check_sharding, generator, order, shard
+from .images import DataError, class_folders, decode, existing_folder, image_paths, labels_by_name, read_annotations
+from .loader import IMAGE, batch_count, check_sharding, generator, order, shard
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -60,24 +60,22 @@ class ImageNet(Dataset[tuple[Tensor, int]]):
         self.how: Crop = how or ("random" if split == "train" else "centre")
         self.split, self.seed, self.resize, self.crop = split, seed, resize, crop
         self.classes = tuple(f.name for f in class_folders(self.root / "train", classes))
-        listed = self._list_flat(Path(val_map)) if split == "val" and val_map else self._list_classes()
-        # One block of bytes and one of numbers: a million Python objects would be copied into every worker.
-        self.names, self.labels = np.array(listed[0]), np.array(listed[1], np.int64)
+        flat = Path(val_map) if split == "val" and val_map else None
+        paths, self.labels = self._list_flat(flat) if flat else self._list_classes()
+        # One block of bytes: a million Python objects would be copied into every worker, one reference count at a time.
+        self.names = np.array([os.fsencode(path.removeprefix(f"{self.root}{os.sep}")) for path in paths])
 
-    def _list_classes(self) -> tuple[list[bytes], list[int]]:
+    def _list_classes(self) -> tuple[list[str], np.ndarray]:
         folders = class_folders(self.root / self.split, len(self.classes))
         if odd := sorted({f.name for f in folders} ^ set(self.classes)):
             raise DataError(f"{self.root}: train and {self.split} differ in the class {odd[0]}")
-        files = [(file.path, label) for label, f in enumerate(folders) for file in image_files(f)]
-        return [self._relative(path) for path, _ in files], [label for _, label in files]
+        paths = [image_paths(f) for f in folders]
+        labels = np.repeat(np.arange(len(folders), dtype=np.int64), [len(part) for part in paths])
+        return [path for part in paths for path in part], labels
 
-    def _list_flat(self, val_map: Path) -> tuple[list[bytes], list[int]]:
-        val = self.root / "val"
-        listing = label_by_name(image_files(val), annotations(val_map), self.classes, val)
-        return [self._relative(file.path) for file in listing.files], listing.labels.tolist()
-
-    def _relative(self, path: Path) -> bytes:
-        return os.fsencode(os.path.relpath(path, self.root))
+    def _list_flat(self, val_map: Path) -> tuple[list[str], np.ndarray]:
+        paths = image_paths(self.root / "val")
+        return paths, labels_by_name(paths, read_annotations(val_map), self.classes, self.root / "val")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -85,7 +83,7 @@ class ImageNet(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, where: Where | int) -> tuple[Tensor, int]:
         epoch, index = where if isinstance(where, tuple) else (0, where)
         image = decode(self.root / os.fsdecode(self.names[index]))
-        image = transform(image, self.how, self.resize, self.crop, generator(self.seed, epoch, index))
+        image = transform(image, self.how, self.resize, self.crop, generator(self.seed, epoch, IMAGE, index))
         return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous(), int(self.labels[index])
 
 
@@ -167,11 +165,11 @@ def epoch_loader(
     world: int = 1,
     workers: int = 8,
     pin_memory: bool = False,
-) -> DataLoader[tuple[Tensor, Tensor]]:
+) -> DataLoader[Any]:
     """The batches (uint8 (B, 3, crop, crop), labels (B,)) of one epoch from number `skip` on.
 
-    Training batches are shuffled by (data.seed, epoch) and full; validation batches come in order, the last one shorter.
-    `batch` counts the images of all ranks together.
+    Training batches are shuffled by (data.seed, epoch) and full; validation batches come in order, the last one
+    shorter. `batch` counts the images of all ranks together.
     """
     train = data.split == "train"
     sampler = EpochSampler(len(data), batch, epoch, data.seed, train, train, skip, rank, world)

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -112,9 +112,9 @@ def moments(images: np.ndarray) -> Moments:
 
 
 class Found(NamedTuple):
-    """A file with what its fingerprint needs."""
+    """A file with what its fingerprint needs; the path is text, since a million Path objects take seconds."""
 
-    path: Path
+    path: str
     size: int
     modified: int
 
@@ -135,24 +135,22 @@ def class_folders(folder: Path, count: int | None = None) -> list[Path]:
     return found
 
 
-def image_files(folder: Path) -> list[Found]:
+def image_paths(folder: Path) -> list[str]:
     """The image files of one folder by name; DataError if there are none."""
     existing_folder(folder, "images were looked for")
-    with os.scandir(folder) as entries:
-        paths = [e for e in entries if e.name.lower().endswith(SUFFIXES) and not e.name.startswith(".")]
-        found = [found_file(Path(e.path), e.stat()) for e in sorted(paths, key=lambda e: e.name)]
-    if not found:
+    names = [name for name in os.listdir(folder) if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
+    if not names:
         raise DataError(f"{folder}: holds no images ({', '.join(SUFFIXES)})")
-    return found
+    return [os.path.join(folder, name) for name in sorted(names)]
 
 
-def found_file(path: Path, stat: os.stat_result | None = None) -> Found:
+def found_file(path: Path | str) -> Found:
     """Size and time of one file."""
-    stat = stat or path.stat()
-    return Found(path, stat.st_size, stat.st_mtime_ns)
+    stat = os.stat(path)
+    return Found(str(path), stat.st_size, stat.st_mtime_ns)
 
 
-def annotations(path: Path) -> dict[str, str]:
+def read_annotations(path: Path) -> dict[str, str]:
     """File name -> class from the first two columns of a text file, as in TinyImageNet's val_annotations.txt."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file (it maps image names to classes)")
@@ -165,16 +163,15 @@ def annotations(path: Path) -> dict[str, str]:
 
 def fingerprint(kind: str, root: Path, files: Iterable[Found]) -> str:
     """A digest of the relative names, sizes and modification times of a split's files."""
-    digest = hashlib.sha256(f"{FORMAT} {kind}\n".encode())
-    for file in files:
-        digest.update(f"{os.path.relpath(file.path, root)}\t{file.size}\t{file.modified}\n".encode(errors="replace"))
-    return digest.hexdigest()
+    base = f"{root}{os.sep}"
+    lines = [f"{file.path.removeprefix(base)}\t{file.size}\t{file.modified}" for file in files]
+    return hashlib.sha256("\n".join([f"{FORMAT} {kind}", *lines]).encode(errors="surrogateescape")).hexdigest()
 
 
 # Decoding
 
 
-def decode(path: Path) -> Image.Image:
+def decode(path: Path | str) -> Image.Image:
     """One image as RGB; DataError naming the file if it cannot be read to its end."""
     try:
         with Image.open(path) as image:
@@ -183,7 +180,7 @@ def decode(path: Path) -> Image.Image:
         raise DataError(f"{path}: not a readable image ({error})") from error
 
 
-def decode_sized(path: Path, size: tuple[int, int]) -> np.ndarray:
+def decode_sized(path: Path | str, size: tuple[int, int]) -> np.ndarray:
     """One image as uint8 (H, W, 3); DataError naming the file if it has another size (height, width)."""
     image = decode(path)
     if (image.height, image.width) != size:
@@ -191,7 +188,7 @@ def decode_sized(path: Path, size: tuple[int, int]) -> np.ndarray:
     return np.asarray(image)
 
 
-def decode_files(files: Sequence[Path], into: np.ndarray, workers: int | None = None) -> None:
+def decode_files(files: Sequence[str], into: np.ndarray, workers: int | None = None) -> None:
     """Decode into[i] from files[i]; every image must have the size of into[i].
 
     A memory-mapped `into` is filled by several processes where they can be forked: small images spend their time
@@ -214,15 +211,15 @@ def _usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def _decode_part(files: Sequence[Path], into: np.ndarray, part: range) -> None:
+def _decode_part(files: Sequence[str], into: np.ndarray, part: range) -> None:
     for i in part:
         into[i] = decode_sized(files[i], into.shape[1:3])
 
 
-_inherited: tuple[Sequence[Path], np.ndarray] | None = None
+_inherited: tuple[Sequence[str], np.ndarray] | None = None
 
 
-def _inherit(files: Sequence[Path], into: np.ndarray) -> None:
+def _inherit(files: Sequence[str], into: np.ndarray) -> None:
     """In a forked child: keep the shared mapping and the list, which are inherited and never pickled."""
     global _inherited
     _inherited = (files, into)
@@ -304,30 +301,32 @@ def _load(path: Path, source: str, check: bool) -> ImageSet | None:
 
 def read_cache(path: Path, source: str | None = None, check: bool = False) -> ImageSet:
     """Map a cache file; DataError saying what is wrong if it is damaged or made from another `source`."""
-    header, offset = _read_header(path)
-    if source is not None and header["source"] != source:
-        raise DataError(f"cache {path}: its source has changed since it was written")
-    shape = tuple(header["shape"])
-    n, pixels = shape[0], math.prod(shape)
-    if (size := path.stat().st_size) != offset + pixels + 8 * n:
-        raise DataError(f"cache {path}: {size} bytes long, {offset + pixels + 8 * n} expected")
-    if check and _checksum(path, offset) != header["sha256"]:
-        raise DataError(f"cache {path}: its checksum is wrong")
-    images = np.memmap(path, np.uint8, "r", offset, shape)
-    labels = np.fromfile(path, "<i8", n, offset=offset + pixels).astype(np.int64)
+    with path.open("rb") as stream:  # opened once: a file renamed over it meanwhile is not mixed with it
+        header, offset = _read_header(stream, path)
+        if source is not None and header["source"] != source:
+            raise DataError(f"cache {path}: its source has changed since it was written")
+        shape = tuple(header["shape"])
+        labels_at = offset + math.prod(shape)
+        size, expected = os.fstat(stream.fileno()).st_size, labels_at + 8 * shape[0]
+        if size != expected:
+            raise DataError(f"cache {path}: {size} bytes long, {expected} expected")
+        if check and _checksum(stream, offset) != header["sha256"]:
+            raise DataError(f"cache {path}: its checksum is wrong")
+        images = np.memmap(stream, np.uint8, "r", offset, shape)
+        stream.seek(labels_at)
+        labels = np.frombuffer(stream.read(), "<i8").astype(np.int64)
     known = Moments(header["pixels"], tuple(header["total"]), tuple(header["squares"]))
     return ImageSet(images, labels, tuple(header["classes"]), header["name"], known)
 
 
-def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+def _read_header(stream: BinaryIO, path: Path) -> tuple[dict[str, Any], int]:
     """The header and the offset of the pixels; its own checksum makes every field of it trustworthy."""
-    with path.open("rb") as stream:
-        start = stream.read(PREAMBLE.size)
-        if len(start) < PREAMBLE.size or not start.startswith(MAGIC):
-            raise DataError(f"cache {path}: not a cache of images")
-        _, length, offset, digest = PREAMBLE.unpack(start)
-        text = stream.read(min(length, path.stat().st_size))
-    if hashlib.sha256(struct.pack("<Q", offset) + text).digest() != digest:
+    start = stream.read(PREAMBLE.size)
+    if len(start) < PREAMBLE.size or not start.startswith(MAGIC):
+        raise DataError(f"cache {path}: not a cache of images")
+    _, length, offset, digest = PREAMBLE.unpack(start)
+    text = stream.read(min(length, os.fstat(stream.fileno()).st_size))
+    if _header_digest(offset, text) != digest:
         raise DataError(f"cache {path}: its header is damaged")
     header = json.loads(text)
     if header["format"] != FORMAT:
@@ -335,29 +334,16 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     return header, offset
 
 
+def _header_digest(offset: int, text: bytes) -> bytes:
+    return hashlib.sha256(struct.pack("<Q", offset) + text).digest()
+
+
 def write_cache(path: Path, name: str, source: str, draft: Draft) -> None:
     """Decode a draft into a temporary file beside `path`, flush it to disk, then rename it over `path`."""
-    n = draft.shape[0]
-    shape = (*draft.shape, 3)
-    header = {"format": FORMAT, "name": name, "source": source, "shape": shape, "classes": draft.classes}
-    header |= {"decoder": f"Pillow {Image.__version__}"}
-    offset = PAGE * math.ceil((PREAMBLE.size + len(json.dumps(header)) + 1024) / PAGE)  # room for sums and checksum
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "r+b") as stream:
-            _reserve(stream.fileno(), offset + math.prod(shape) + 8 * n)
-            images = np.memmap(temporary, np.uint8, "r+", offset, shape)
-            draft.fill(images)
-            sums = moments(images)
-            images.flush()
-            stream.seek(offset + math.prod(shape))
-            stream.write(draft.labels.astype("<i8").tobytes())
-            stream.flush()
-            header |= sums._asdict() | {"sha256": _checksum(Path(temporary), offset)}
-            text = json.dumps(header).encode()
-            stream.seek(0)
-            digest = hashlib.sha256(struct.pack("<Q", offset) + text).digest()
-            stream.write(PREAMBLE.pack(MAGIC, len(text), offset, digest) + text)
+            _write(stream, name, source, draft)
             stream.flush()
             os.fsync(stream.fileno())
         os.chmod(temporary, 0o644)
@@ -367,21 +353,40 @@ def write_cache(path: Path, name: str, source: str, draft: Draft) -> None:
         raise
 
 
+def _write(stream: BinaryIO, name: str, source: str, draft: Draft) -> None:
+    shape = (*draft.shape, 3)
+    header = {"format": FORMAT, "name": name, "source": source, "shape": shape, "classes": draft.classes}
+    header |= {"decoder": f"Pillow {Image.__version__}"}
+    offset = PAGE * math.ceil((PREAMBLE.size + len(json.dumps(header)) + 1024) / PAGE)  # room for sums and checksum
+    labels_at = offset + math.prod(shape)
+    _reserve(stream.fileno(), labels_at + 8 * shape[0])
+    images = np.memmap(stream, np.uint8, "r+", offset, shape)
+    draft.fill(images)
+    images.flush()
+    stream.seek(labels_at)
+    stream.write(draft.labels.astype("<i8").tobytes())
+    stream.flush()
+    header |= moments(images)._asdict() | {"sha256": _checksum(stream, offset)}
+    text = json.dumps(header).encode()
+    stream.seek(0)
+    stream.write(PREAMBLE.pack(MAGIC, len(text), offset, _header_digest(offset, text)) + text)
+
+
 def _reserve(handle: int, size: int) -> None:
     """Take the disk space now: a full disk is an error here, and a crash (SIGBUS) when met through a mapping."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(handle, 0, size)
-    else:
-        os.truncate(handle, size)
+    try:
+        os.posix_fallocate(handle, 0, size) if hasattr(os, "posix_fallocate") else os.truncate(handle, size)
+    except OSError as error:
+        reason = f"{error.strerror}: decoded images need {size} bytes; choose another place with cache="
+        raise OSError(error.errno, reason) from error
 
 
-def _checksum(path: Path, offset: int) -> str:
-    with path.open("rb") as stream:
-        stream.seek(offset)
-        return stream_digest(stream, "sha256")
+def _checksum(stream: BinaryIO, offset: int) -> str:
+    stream.seek(offset)
+    return stream_digest(stream, "sha256")
 
 
-def stream_digest(stream: Any, algorithm: str) -> str:
+def stream_digest(stream: BinaryIO, algorithm: str) -> str:
     """Hex digest of the rest of a binary stream."""
     digest = hashlib.new(algorithm, usedforsecurity=False)
     while block := stream.read(1 << 20):
@@ -419,24 +424,21 @@ class Listing(NamedTuple):
 def list_by_class(folder: Path, count: int | None = None, inside: str = "") -> Listing:
     """folder/CLASS/inside/*.jpg|jpeg|png, classes and files in the order of their names."""
     folders = class_folders(folder, count)
-    files = [image_files(f / inside if inside else f) for f in folders]
+    files = [list(map(found_file, image_paths(f / inside if inside else f))) for f in folders]
     labels = np.repeat(np.arange(len(folders), dtype=np.int64), [len(part) for part in files])
     return Listing([file for part in files for file in part], labels, tuple(f.name for f in folders))
 
 
-def label_by_name(files: list[Found], names: Mapping[str, str], classes: tuple[str, ...], origin: Path) -> Listing:
-    """Label files by a map from file name to class; DataError naming a file without one, or a file that is missing."""
-    present = {file.path.name for file in files}
-    if odd := sorted(present ^ names.keys()):
-        which = "has no annotation" if odd[0] in present else "is annotated but missing"
+def labels_by_name(paths: Sequence[str], names: Mapping[str, str], classes: Sequence[str], origin: Path) -> np.ndarray:
+    """Labels of files by a map from file name to class; DataError naming a file or class that only one side knows."""
+    present = [os.path.basename(path) for path in paths]
+    if odd := sorted(names.keys() ^ present):
+        which = "is annotated but missing" if odd[0] in names else "has no annotation"
         raise DataError(f"{origin}: {odd[0]} {which} ({len(odd)} files in all)")
     if unknown := sorted(set(names.values()) - set(classes)):
-        raise DataError(
-            f"{origin}: its annotations name the class {unknown[0]}, which is not among the training classes"
-        )
+        raise DataError(f"{origin}: its annotations name {unknown[0]}, which is not among the training classes")
     index = {name: i for i, name in enumerate(classes)}
-    labels = np.array([index[names[file.path.name]] for file in files], np.int64)
-    return Listing(files, labels, classes)
+    return np.array([index[names[name]] for name in present], np.int64)
 
 
 def check_size(what: Path, found: int, expected: int | None) -> None:

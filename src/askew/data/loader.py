@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
 
 from .images import ImageSet
 
 UPLOAD = 4096  # images sent to the device at a time
+ORDER, SHIFT, FLIP, IMAGE = 1, 2, 3, 4  # random streams of an epoch
 
 
 class DeviceData:
@@ -58,16 +58,20 @@ def augment(x: Tensor, shift_y: Tensor, shift_x: Tensor, flip: Tensor, pad: int)
         flip: bool (B,).
     """
     b, c, h, w = x.shape
-    padded = F.pad(x, (pad, pad, pad, pad)) if pad else x
+    padded = nn.functional.pad(x, (pad, pad, pad, pad)) if pad else x
     column = torch.arange(w, device=x.device)
     columns = torch.where(flip[:, None], w - 1 - column, column) + shift_x[:, None]
     rows = torch.arange(h, device=x.device) + shift_y[:, None]
-    image = torch.arange(b, device=x.device)
-    if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
-        pixels = padded.permute(0, 2, 3, 1)[image[:, None, None], rows[:, :, None], columns[:, None, :]]
-        return pixels.permute(0, 3, 1, 2)
-    channel = torch.arange(c, device=x.device)
-    return padded[image[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
+    pixel = (rows[:, :, None] * (w + 2 * pad) + columns[:, None, :]).view(b, h * w)
+    if keeps_channels_last(x):
+        taken = padded.permute(0, 2, 3, 1).flatten(1, 2).gather(1, pixel[:, :, None].expand(b, h * w, c))
+        return taken.view(b, h, w, c).permute(0, 3, 1, 2)
+    return padded.flatten(2).gather(2, pixel[:, None, :].expand(b, c, h * w)).view(b, c, h, w)
+
+
+def keeps_channels_last(x: Tensor) -> bool:
+    """Whether x is channels_last and not, as with one channel or pixel, contiguous as well."""
+    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
 def normalise(x: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -79,27 +83,29 @@ def normalise(x: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype = torch.f
 class Plan(NamedTuple):
     """What an epoch, or a part of it, does with each image: which one, how shifted, whether mirrored. Tensors (n,)."""
 
-    index: Tensor
+    image: Tensor
     shift_y: Tensor
     shift_x: Tensor
     flip: Tensor
 
 
 def generator(*key: int) -> np.random.Generator:
-    """A random stream of its own for each tuple of non-negative integers."""
+    """A random stream of its own for each tuple of integers in 0..2^32-1; trailing zeros do not count."""
+    if not all(0 <= part < 2**32 for part in key):
+        raise ValueError(f"seeds and epochs must lie in 0..2^32-1: {key}")
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
 def order(n: int, seed: int, epoch: int) -> np.ndarray:
     """The order of n images in an epoch; it depends on nothing but these three numbers."""
-    return generator(seed, epoch, 0).permutation(n)
+    return generator(seed, epoch, ORDER).permutation(n)
 
 
 def plan(n: int, seed: int, epoch: int, *, shuffle: bool = True, pad: int = 0, flip: bool = False) -> Plan:
     """The plan of a whole epoch, on the CPU. Order, shifts and flips have streams of their own."""
     index = order(n, seed, epoch) if shuffle else np.arange(n)
-    shifts = generator(seed, epoch, 1).integers(0, 2 * pad + 1, (2, n))
-    mirrored = generator(seed, epoch, 2).random(n) < 0.5 if flip else np.zeros(n, bool)
+    shifts = generator(seed, epoch, SHIFT).integers(0, 2 * pad + 1, (2, n))
+    mirrored = generator(seed, epoch, FLIP).random(n) < 0.5 if flip else np.zeros(n, bool)
     return Plan(*map(torch.from_numpy, (index, shifts[0], shifts[1], mirrored)))
 
 
@@ -161,8 +167,9 @@ class Batches:
         channels = data.images.shape[1]
         if len(mean) != channels or len(std) != channels or min(std) <= 0:
             raise ValueError(f"mean and std must be {channels} numbers each and std positive: {mean}, {std}")
-        if pad < 0 or seed < 0:
-            raise ValueError(f"pad and seed must not be negative: {pad}, {seed}")
+        if pad < 0:
+            raise ValueError(f"pad must not be negative: {pad}")
+        generator(seed)
         check_sharding(len(data), batch, rank, world, drop_last)
         self.data, self.batch, self.seed, self.dtype = data, batch, seed, dtype
         self.augment, self.pad, self.flip, self.shuffle = augment, pad, flip, shuffle
@@ -184,10 +191,10 @@ class Batches:
 
     def make(self, part: Plan) -> tuple[Tensor, Tensor]:
         """The batch (x, y) of a part of a plan. Only device work: fit for torch.compile and CUDA graphs."""
-        x = gather(self.data.images, part.index)
+        x = gather(self.data.images, part.image)
         if self.augment and (self.pad or self.flip):
             x = augment(x, part.shift_y, part.shift_x, part.flip, self.pad)
-        return normalise(x, self.mean, self.std, self.dtype), self.data.labels[part.index]
+        return normalise(x, self.mean, self.std, self.dtype), self.data.labels[part.image]
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from number `skip` on, the same ones as without skipping."""
@@ -204,6 +211,6 @@ class Batches:
 
 def gather(images: Tensor, index: Tensor) -> Tensor:
     """images[index] that keeps the memory format."""
-    if images.is_contiguous():
-        return images[index]
-    return images.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2)
+    if keeps_channels_last(images):
+        return images.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2)
+    return images[index]

@@ -14,13 +14,14 @@ from .images import (
     DataError,
     Listing,
     Splits,
-    annotations,
     check_size,
     existing_folder,
-    image_files,
-    label_by_name,
+    found_file,
+    image_paths,
+    labels_by_name,
     list_by_class,
     listed,
+    read_annotations,
 )
 
 NAME = "tiny-imagenet-200"
@@ -46,7 +47,7 @@ def tiny_imagenet(
             accepts any number.
         cache: where decoded images are kept (see `images.cached`); check: compare the cache's checksum too.
     """
-    root = Path(folder) / NAME if (Path(folder) / NAME).is_dir() else Path(folder)
+    root = _root(Path(folder))
     existing_folder(root, f"{NAME} with train/ and val/ was looked for")
     train = list_by_class(root / "train", classes, inside="images")
     _check_train(root, train, per_class)
@@ -60,9 +61,12 @@ def tiny_imagenet(
 
 def words(folder: str | Path) -> dict[str, str]:
     """WordNet id -> its words, from words.txt of `folder`, which is or holds tiny-imagenet-200."""
-    root = Path(folder) / NAME if (Path(folder) / NAME).is_dir() else Path(folder)
-    lines = (root / "words.txt").read_text(encoding="utf-8").splitlines()
+    lines = (_root(Path(folder)) / "words.txt").read_text(encoding="utf-8").splitlines()
     return dict(line.split("\t", 1) for line in lines if "\t" in line)
+
+
+def _root(folder: Path) -> Path:
+    return folder / NAME if (folder / NAME).is_dir() else folder
 
 
 def _check_train(root: Path, train: Listing, per_class: int | None) -> None:
@@ -78,6 +82,7 @@ def _check_train(root: Path, train: Listing, per_class: int | None) -> None:
 
 def _list_val(root: Path, classes: tuple[str, ...], expected: int | None) -> Listing:
     """The validation images in the order of their names, labelled by val_annotations.txt."""
-    files = image_files(root / "val" / "images")
-    check_size(root / "val" / "images", len(files), expected)
-    return label_by_name(files, annotations(root / "val" / "val_annotations.txt"), classes, root / "val")
+    paths = image_paths(root / "val" / "images")
+    check_size(root / "val" / "images", len(paths), expected)
+    names = read_annotations(root / "val" / "val_annotations.txt")
+    return Listing(list(map(found_file, paths)), labels_by_name(paths, names, classes, root / "val"), classes)

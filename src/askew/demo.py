@@ -30,6 +30,7 @@ from askew.report.tables import Column
 from askew.train.config import TrainConfig
 from askew.train.loop import fit
 from askew.train.record import Record, load, writable_folder, write_atomically
+from askew.train.source import TensorSource
 
 EXPERIMENT = "demo"
 TITLE = "One bit a weight, on handwritten digits"
@@ -200,8 +201,8 @@ def train(settings: TrainConfig, channels: int, data: Split, bars: Bars) -> Reco
         model,
         optimizer,
         settings.scheduler(optimizer, len(data.train_y)),
-        (data.train_x, data.train_y),
-        (data.test_x, data.test_y),
+        TensorSource((data.train_x, data.train_y), settings.batch_size, settings.seed),
+        TensorSource((data.test_x, data.test_y), settings.batch_size, settings.seed),
         settings,
         record,
         lambda status: bars.show(settings.method, status),

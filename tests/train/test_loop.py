@@ -14,8 +14,9 @@ from askew.optim import ASkew, MethodOptimizer
 from askew.report.live import Status
 from askew.train.config import TrainConfig
 from askew.train.evaluate import reestimate_batchnorm, score
-from askew.train.loop import batches, bits_per_weight, fit, score_snapped, weight_histogram
-from askew.train.record import Record
+from askew.train.loop import Keeper, bits_per_weight, fit, score_snapped, weight_histogram
+from askew.train.record import Record, plain
+from askew.train.source import TensorSource
 
 CONFIG = TrainConfig(
     "askew-level-first",
@@ -49,18 +50,28 @@ def wrapped(model: nn.Module, config: TrainConfig) -> MethodOptimizer:
     return ASkew(base, config.annealing, alpha=config.alpha, total_steps=total)
 
 
-def trained(config: TrainConfig = CONFIG, on_status=None) -> tuple[nn.Module, MethodOptimizer, Record]:
+def sources(config: TrainConfig = CONFIG) -> tuple[TensorSource, TensorSource]:
+    return (
+        TensorSource(data(), config.batch_size, config.seed),
+        TensorSource(data(40, 1), config.batch_size, config.seed),
+    )
+
+
+def trained(
+    config: TrainConfig = CONFIG, on_status=None, keeper: Keeper | None = None
+) -> tuple[nn.Module, MethodOptimizer, Record]:
     model = net()
     optimizer = wrapped(model, config)
     record = Record("test", config.method, config.describe(), config.seed, environment={})
-    fit(model, optimizer, config.scheduler(optimizer, 70), data(), data(40, 1), config, record, on_status)
+    scheduler = config.scheduler(optimizer, 70)
+    record = fit(model, optimizer, scheduler, *sources(config), config, record, on_status, keeper)
     return model, optimizer, record
 
 
 def timeless(record: Record) -> dict:
     metrics = {k: v for k, v in record.metrics.items() if k != "seconds"}
     summary = {k: v for k, v in record.summary.items() if "seconds" not in k}
-    return {"metrics": metrics, "summary": summary, "extra": record.extra}
+    return plain({"metrics": metrics, "summary": summary, "extra": record.extra})
 
 
 def test_a_seed_repeats_exactly_and_another_differs():
@@ -81,13 +92,58 @@ def test_global_random_state_does_not_matter_nor_change():
 def test_batches_cover_the_data_once_a_pass_in_seeded_order():
     x = torch.arange(70.0)[:, None]
     y = torch.arange(70)
-    drawn = list(batches((x, y), 16, torch.Generator().manual_seed(0)))
-    assert [len(part) for _, part in drawn] == [16] * 4
+    source = TensorSource((x, y), 16, seed=0)
+    drawn = list(source.epoch(0))
+    assert [len(part) for _, part in drawn] == [16] * 4 and source.steps() == 4
     seen = torch.cat([part for _, part in drawn])
     assert len(seen.unique()) == 64 and not torch.equal(seen, y[:64])
     assert all(torch.equal(a[:, 0].long(), b) for a, b in drawn)
-    assert torch.equal(torch.cat([part for _, part in batches((x, y), 16)]), y)
-    assert len(next(batches((x[:5], y[:5]), 16, torch.Generator()))[1]) == 5
+    assert torch.equal(torch.cat([part for _, part in source.ordered(16)]), y)
+    assert not torch.equal(seen, torch.cat([part for _, part in source.epoch(1)]))
+    assert all(torch.equal(a[1], b[1]) for a, b in zip(drawn[2:], source.epoch(0, skip=2), strict=True))
+    assert len(next(TensorSource((x[:5], y[:5]), 16, 0).epoch(0))[1]) == 5
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("at", [1, 3, 4, 5, 8, 11])
+@pytest.mark.parametrize("by", ["radius", "quantile"])
+def test_a_run_killed_at_any_step_goes_on_bit_for_bit(tmp_path, at, by):
+    """Kept every two steps and every epoch; what was done since the last file is done again."""
+    config = replace(CONFIG, annealing=askew.LevelFirst(start=0.2, by=by))
+    model, _, whole = trained(config)
+
+    def kill(status: Status) -> None:
+        if status.step == at:
+            raise KilledError
+
+    keeper = Keeper(tmp_path, every_steps=2)
+    with pytest.raises(KilledError):
+        trained(config, kill, keeper)
+    steps: list[int] = []
+    resumed, _, record = trained(config, lambda status: steps.append(status.step), keeper)
+    assert (steps[0] == 1) == (at < 2 + 1)  # it went on rather than began anew
+    assert timeless(record) == timeless(whole)
+    for (name, a), b in zip(model.state_dict().items(), resumed.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    keeper = Keeper(tmp_path)
+    first = trained(keeper=keeper)[2]
+    steps: list[int] = []
+    again = trained(keeper=keeper, on_status=lambda status: steps.append(status.step))[2]
+    assert steps == []
+    assert timeless(again) == timeless(first)
+    assert {path.name for path in tmp_path.iterdir()} == {"last.pt", "best.pt"}
+
+
+def test_another_config_does_not_take_over_the_folder(tmp_path):
+    trained(keeper=Keeper(tmp_path))
+    with pytest.raises(ValueError, match=r"lr: 0\.1 there, 0\.2 here"):
+        trained(replace(CONFIG, lr=0.2), keeper=Keeper(tmp_path))
 
 
 def test_record_holds_steps_epochs_and_summary():
@@ -136,7 +192,7 @@ def test_scoring_snaps_only_for_the_score():
     model = net()
     optimizer = wrapped(model, CONFIG)
     before = [p.detach().clone() for p in model.parameters()]
-    found = score_snapped(model, optimizer, data(), data(40, 1), 1000)
+    found = score_snapped(model, optimizer, *sources(), CONFIG)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     twin = net()
     with torch.no_grad():

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,129 +17,177 @@ from askew.methods.base import FullPrecision
 from askew.optim import ASkew, MethodOptimizer, diagnose, snapped
 from askew.optim.look import Diagnosis
 from askew.report.live import Status
+from askew.train.checkpoint import Position, load, save
 from askew.train.config import TrainConfig
-from askew.train.evaluate import Batch, reestimate_batchnorm, score
+from askew.train.evaluate import reestimate_batchnorm, score
 from askew.train.record import Record
+from askew.train.source import Source
 
 OnStatus = Callable[[Status], None]
 HISTOGRAM_RANGE = (-1.275, 1.275)  # of the largest level; with 51 bins 0 and the outermost levels are bin centres
 HISTOGRAM_BINS = 51
 
 
-def batches(data: Batch, size: int, generator: torch.Generator | None = None) -> Iterator[Batch]:
-    """Whole batches in random order with a generator; without one all the data in its own order."""
-    x, y = data
-    if generator is None:
-        yield from zip(x.split(size), y.split(size), strict=True)
-        return
-    order = torch.randperm(len(y), generator=generator).to(y.device)
-    whole = max(1, len(y) // size)
-    for part in order[: whole * size].split(size):
-        yield x[part], y[part]
+@dataclass(frozen=True)
+class Keeper:
+    """Where and how often a run is kept: last.pt every so many epochs (and steps), best.pt by accuracy."""
+
+    folder: Path
+    every_epochs: int = 1
+    every_steps: int | None = None
+
+    @property
+    def last(self) -> Path:
+        return self.folder / "last.pt"
+
+    @property
+    def best(self) -> Path:
+        return self.folder / "best.pt"
 
 
 def fit(
     model: nn.Module,
     optimizer: MethodOptimizer,
     scheduler: LRScheduler,
-    train: Batch,
-    test: Batch,
+    train: Source,
+    test: Source,
     config: TrainConfig,
     record: Record,
     on_status: OnStatus | None = None,
+    keeper: Keeper | None = None,
 ) -> Record:
-    """Train for config.epochs and fill `record`; the model is left as trained (not snapped).
+    """Train for config.epochs and fill the record, which is returned; the model is left as trained (not snapped).
 
     Logged at each step: loss, lr, value (epsilon or capture radius; ASkew only). At each epoch: epoch_loss (mean over
     its steps), diagnosis, seconds since the start; where scored: accuracy (%) and test_loss of the snapped net, its
     BatchNorm re-estimated on the training set. extra["histograms"]: weights in level units at the chosen epochs.
     One device sync an epoch, apart from the optimizer's own check of gradients.
+
+    With a keeper the run is saved as it goes, and goes on from last.pt if there is one, bit for bit on the CPU; the
+    record returned is then the saved one, continued.
     """
-    run = _Run(model, optimizer, train, test, config, record, on_status)
-    generator = torch.Generator().manual_seed(config.seed)
-    run.histogram(0)
-    for epoch in range(1, config.epochs + 1):
-        start = time.perf_counter()
-        losses = run.epoch(epoch, scheduler, generator)
-        mean_loss = run.log_losses(epoch, losses)
-        run.train_seconds += time.perf_counter() - start
-        run.look(epoch, mean_loss)
+    run = _Run(model, optimizer, scheduler, train, test, config, record, on_status, keeper)
+    run.resume()
+    if run.position == Position(0, 0):
+        run.histogram(0)
+    while run.position.epoch < config.epochs:
+        run.one_epoch()
     run.summarise()
-    return record
+    return run.record
 
 
 class _Run:
-    """What the loop carries from epoch to epoch."""
+    """What the loop carries from step to step."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: MethodOptimizer,
-        train: Batch,
-        test: Batch,
+        scheduler: LRScheduler,
+        train: Source,
+        test: Source,
         config: TrainConfig,
         record: Record,
         on_status: OnStatus | None,
+        keeper: Keeper | None,
     ) -> None:
-        self.model, self.optimizer = model, optimizer
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.train, self.test = train, test
         self.config, self.record = config, record
-        self.on_status = on_status
-        self.steps_per_epoch = config.steps_per_epoch(len(train[1]))
-        self.total = config.total_steps(len(train[1]))
-        self.started = time.perf_counter()
-        self.train_seconds = 0.0
+        self.on_status, self.keeper = on_status, keeper
+        self.steps_per_epoch = train.steps()
+        self.total = config.epochs * self.steps_per_epoch
+        self.position = Position(0, 0)
+        self.pending: list[Tensor] = []  # losses of the last steps, still on the device
+        self.clock = time.perf_counter()
         self.diagnosis: Diagnosis | None = None
-        self.accuracy: float | None = None
-        self.test_loss: float | None = None
         self.mean_loss: float | None = None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the last scoring."""
+        return last_value(self.record, "accuracy")
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer, "scheduler": self.scheduler, "look": LookMemory(self.optimizer)}
+
+    def resume(self) -> None:
+        """Go on from the keeper's last checkpoint, if there is one."""
+        if self.keeper is not None and self.keeper.last.exists():
+            self.position, self.record = load(self.keeper.last, self.model, self.parts, self.config.describe())
+
+    def keep(self, path: Path) -> None:
+        self.flush()
+        save(path, self.model, self.parts, self.position, self.record, self.config.describe())
+
+    def spent(self, what: str) -> None:
+        """Add the time since the last call to `what` (train_seconds, look_seconds), which a resumed run continues."""
+        now = time.perf_counter()
+        self.record.summary[what] = self.record.summary.get(what, 0.0) + now - self.clock
+        self.clock = now
 
     @property
     def constrained(self) -> bool:
         """True where the annealing binds; for a rival method its value means nothing."""
         return isinstance(self.optimizer, ASkew)
 
-    def epoch(self, epoch: int, scheduler: LRScheduler, generator: torch.Generator) -> list[Tensor]:
-        """One pass; the losses stay on the device."""
+    def one_epoch(self) -> None:
+        """The rest of an epoch, from wherever the run stands, then a look."""
+        epoch, first = self.position.epoch, self.position.step
         self.model.train()
-        losses = []
-        first = (epoch - 1) * self.steps_per_epoch
-        for step, (x, y) in enumerate(batches(self.train, self.config.batch_size, generator), start=first):
-            self.optimizer.zero_grad(set_to_none=True)
-            loss = nn.functional.cross_entropy(self.model(x).float(), y)
-            loss.backward()
-            lr = float(self.optimizer.param_groups[0]["lr"])
-            self.optimizer.step()
-            scheduler.step()
-            losses.append(loss.detach())
-            self.record.log(step, lr=lr)
-            if self.constrained:
-                self.record.log(step, value=self.optimizer.value())
-            self.tell(step + 1, epoch)
-        return losses
+        self.spent("look_seconds")
+        for index, (x, y) in enumerate(self.train.epoch(epoch, first), start=first):
+            self.one_step(epoch * self.steps_per_epoch + index, x, y)
+            self.position = Position(epoch, index + 1)
+            every = self.keeper.every_steps if self.keeper else None
+            if self.keeper and every and (index + 1) % every == 0 and index + 1 < self.steps_per_epoch:
+                self.keep(self.keeper.last)
+            self.tell(epoch * self.steps_per_epoch + index + 1, epoch + 1)
+        self.flush()
+        self.spent("train_seconds")
+        self.look(epoch + 1)
+        self.position = Position(epoch + 1, 0)
+        self.spent("look_seconds")
+        if self.keeper and ((epoch + 1) % self.keeper.every_epochs == 0 or epoch + 1 == self.config.epochs):
+            self.keep(self.keeper.last)
 
-    def log_losses(self, epoch: int, losses: Sequence[Tensor]) -> float:
-        """The steps' losses, read from the device at once, and their mean."""
-        values = torch.stack(list(losses)).tolist()
-        first = (epoch - 1) * self.steps_per_epoch
-        for step, value in enumerate(values, start=first):
+    def one_step(self, step: int, x: Tensor, y: Tensor) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = nn.functional.cross_entropy(self.model(x).float(), y)
+        loss.backward()
+        self.record.log(step, lr=float(self.optimizer.param_groups[0]["lr"]))
+        self.optimizer.step()
+        self.scheduler.step()
+        self.pending.append(loss.detach())
+        if self.constrained:
+            self.record.log(step, value=self.optimizer.value())
+
+    def flush(self) -> None:
+        """Log the losses of the last steps, read from the device at once."""
+        if not self.pending:
+            return
+        logged = len(self.record.metrics.get("loss", {"step": []})["step"])
+        for step, value in enumerate(torch.stack(self.pending).tolist(), start=logged):
             self.record.log(step, loss=value)
-        mean = sum(values) / len(values)
-        self.record.log(epoch, epoch_loss=mean)
-        return mean
+        self.pending.clear()
 
-    def look(self, epoch: int, mean_loss: float) -> None:
+    def look(self, epoch: int) -> None:
         """Diagnosis, score and histograms after an epoch."""
-        self.mean_loss = mean_loss
+        losses = self.record.metrics["loss"]["value"][-self.steps_per_epoch :]
+        known = [value for value in losses if value is not None]
+        self.mean_loss = sum(known) / len(known) if known else None
+        self.record.log(epoch, epoch_loss=self.mean_loss)
         self.diagnosis = diagnose(self.optimizer)
         self.record.log(epoch, diagnosis=self.diagnosis.to_dict())
         if epoch % self.config.score_every == 0 or epoch == self.config.epochs:
-            self.accuracy, self.test_loss = score_snapped(
-                self.model, self.optimizer, self.train, self.test, self.config.score_batch_size
-            )
-            self.record.log(epoch, accuracy=self.accuracy, test_loss=self.test_loss)
+            best = max(self.record.metrics.get("accuracy", {"value": []})["value"], default=-1.0)
+            accuracy, test_loss = score_snapped(self.model, self.optimizer, self.train, self.test, self.config)
+            self.record.log(epoch, accuracy=accuracy, test_loss=test_loss)
+            if self.keeper and accuracy > best:
+                self.keep(self.keeper.best)
         self.histogram(epoch)
-        self.record.log(epoch, seconds=time.perf_counter() - self.started)
+        self.record.log(epoch, seconds=sum(self.record.summary.get(k, 0.0) for k in ("train_seconds", "look_seconds")))
         self.tell(epoch * self.steps_per_epoch, epoch)
 
     def histogram(self, epoch: int) -> None:
@@ -154,31 +206,52 @@ class _Run:
 
     def summarise(self) -> None:
         """The final numbers."""
-        assert self.diagnosis is not None
-        overall = self.diagnosis.overall
+        overall = (self.diagnosis or diagnose(self.optimizer)).overall
         self.record.summary |= {
             "accuracy": self.accuracy,
-            "test_loss": self.test_loss,
-            "train_loss": self.mean_loss,
+            "test_loss": last_value(self.record, "test_loss"),
+            "train_loss": last_value(self.record, "epoch_loss"),
             "bits": bits_per_weight(self.optimizer),
             "weights": overall.size,
             "distance_mean": overall.distance_mean,
             "distance_max": overall.distance_max,
-            "seconds": time.perf_counter() - self.started,
-            "train_seconds": self.train_seconds,
+            "seconds": self.record.summary["train_seconds"] + self.record.summary["look_seconds"],
         }
 
 
+class LookMemory:
+    """The level indices of the last look, by weight, so that a resumed run counts flips as an uninterrupted one."""
+
+    def __init__(self, optimizer: MethodOptimizer) -> None:
+        self.optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        seen = self.optimizer.__dict__.get("_last_look", {})
+        return {name: seen[p] for name, p, _ in self.optimizer.weights() if p in seen}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        found = [(p, state_dict[name]) for name, p, _ in self.optimizer.weights() if name in state_dict]
+        self.optimizer.__dict__["_last_look"] = {p: index.to(p.device) for p, index in found}
+
+
+def last_value(record: Record, metric: str) -> Any:
+    """The last logged value of a metric, None if there is none."""
+    values = record.metrics.get(metric, {"value": []})["value"]
+    return values[-1] if values else None
+
+
 def score_snapped(
-    model: nn.Module, optimizer: MethodOptimizer, train: Batch, test: Batch, size: int
+    model: nn.Module, optimizer: MethodOptimizer, train: Source, test: Source, config: TrainConfig
 ) -> tuple[float, float]:
     """(accuracy in percent, mean loss) on `test`, weights on their levels and BatchNorm re-estimated on `train`.
 
     The weights are put back; BatchNorm's running statistics stay the snapped net's (training does not use them).
     """
+    size = config.score_batch_size
+    batches = config.batchnorm_images and max(1, config.batchnorm_images // size)
     with snapped(optimizer):
-        reestimate_batchnorm(model, batches(train, size))
-        return score(model, batches(test, size))
+        reestimate_batchnorm(model, islice(train.ordered(size), batches))
+        return score(model, test.ordered(size))
 
 
 def bits_per_weight(optimizer: MethodOptimizer) -> float:

@@ -19,7 +19,10 @@ from askew.paper.logistic import LogisticRegression
 from askew.paper.present import Presentation, show, write
 from askew.paper.two_moons import TwoMoons
 from askew.paper.vector_field import VectorField
+from askew.report import tables
+from askew.report.live import Bars
 from askew.report.readme import replace_block
+from askew.train.images import ImageTraining, train_images
 from askew.train.record import Record, load, load_all, write_atomically
 
 PRESENT = {
@@ -55,6 +58,7 @@ class PaperCommand:
 
 Command = (
     Annotated[DemoConfig, tyro.conf.subcommand("demo")]
+    | Annotated[ImageTraining, tyro.conf.subcommand("train")]
     | Annotated[PaperCommand, tyro.conf.subcommand("paper")]
     | Annotated[Report, tyro.conf.subcommand("report")]
 )
@@ -67,6 +71,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         if isinstance(command, DemoConfig):
             demo.run(command, console)
+        elif isinstance(command, ImageTraining):
+            train(command, console)
         elif isinstance(command, Report):
             report(command, console)
         else:
@@ -74,6 +80,21 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, OSError, ImportError) as error:
         Console(stderr=True).print(f"askew: {error}", style="red", highlight=False)
         sys.exit(2)
+
+
+def train(config: ImageTraining, console: Console) -> None:
+    """Train on images with a live bar; the record and checkpoints lie in the run's folder."""
+    with Bars(console) as bars:
+        bars.add(config.method)
+        record, path = train_images(config, lambda status: bars.show(config.method, status))
+        bars.finish(config.method, f"accuracy {record.summary['accuracy']:.2f}%")
+    console.print(tables.diagnosis(record).rich())
+    console.print(
+        f"\n{record.config['train_set']}: {record.summary['accuracy']:.2f}% on the test images, weights on their "
+        f"levels, BatchNorm re-estimated.\nRecord: {path}",
+        soft_wrap=True,
+        highlight=False,
+    )
 
 
 def paper(config: VectorField | LogisticRegression | TwoMoons, console: Console) -> None:

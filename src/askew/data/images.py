@@ -73,6 +73,12 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def thinned(self, count: int) -> ImageSet:
+        """About `count` images, evenly spaced over the set (all if it has fewer)."""
+        step = max(1, len(self) // count)
+        chosen = slice(0, step * min(count, len(self)), step)
+        return ImageSet(self.images[chosen], self.labels[chosen], self.classes, self.name)
+
     @cached_property
     def moments(self) -> Moments:
         """The channel sums: from the cache's header, or counted now."""

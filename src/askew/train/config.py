@@ -42,6 +42,8 @@ class TrainConfig:
     """Epochs from one scoring of the snapped net to the next; the last epoch is always scored."""
     score_batch_size: int = 2048
     """Images a forward pass when BatchNorm is re-estimated and the net scored."""
+    bf16: bool = False
+    """Forward and backward pass in bfloat16 autocast."""
     batchnorm_images: int | None = None
     """Training images on which BatchNorm is re-estimated before a scoring (all if not given)."""
 

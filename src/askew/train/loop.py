@@ -115,11 +115,11 @@ class _Run:
     def resume(self) -> None:
         """Go on from the keeper's last checkpoint, if there is one."""
         if self.keeper is not None and self.keeper.last.exists():
-            self.position, self.record = load(self.keeper.last, self.model, self.parts, self.config.describe())
+            self.position, self.record = load(self.keeper.last, self.model, self.parts, self.record.config)
 
     def keep(self, path: Path) -> None:
         self.flush()
-        save(path, self.model, self.parts, self.position, self.record, self.config.describe())
+        save(path, self.model, self.parts, self.position, self.record, self.record.config)
 
     def spent(self, what: str) -> None:
         """Add the time since the last call to `what` (train_seconds, look_seconds), which a resumed run continues."""
@@ -154,7 +154,9 @@ class _Run:
 
     def one_step(self, step: int, x: Tensor, y: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        loss = nn.functional.cross_entropy(self.model(x).float(), y)
+        with autocast(x.device, self.config.bf16):
+            logits = self.model(x)
+        loss = nn.functional.cross_entropy(logits.float(), y)
         loss.backward()
         self.record.log(step, lr=float(self.optimizer.param_groups[0]["lr"]))
         self.optimizer.step()
@@ -219,6 +221,11 @@ class _Run:
         }
 
 
+def autocast(device: torch.device, enabled: bool) -> torch.autocast:
+    """bfloat16 where it is safe, float32 elsewhere; the weights themselves stay as they are."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
+
+
 class LookMemory:
     """The level indices of the last look, by weight, so that a resumed run counts flips as an uninterrupted one."""
 
@@ -249,7 +256,8 @@ def score_snapped(
     """
     size = config.score_batch_size
     batches = config.batchnorm_images and max(1, config.batchnorm_images // size)
-    with snapped(optimizer):
+    device = next(model.parameters()).device
+    with snapped(optimizer), autocast(device, config.bf16):
         reestimate_batchnorm(model, islice(train.ordered(size), batches))
         return score(model, test.ordered(size))
 

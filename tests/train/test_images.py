@@ -1,0 +1,101 @@
+"""A run on images, from a folder of files to a record, stopped and resumed."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from askew import cli
+from askew.data import images as image_data
+from askew.report.live import Status
+from askew.train import images as runs
+from askew.train.images import ImageTraining, build_model, train_images
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Ten classes of noise around a colour of their own, as PNG files."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 6), ("test", 2)):
+        for label in range(10):
+            place = tmp_path / "data" / split / f"class{label}"
+            place.mkdir(parents=True)
+            for k in range(count):
+                pixels = rng.integers(0, 60, (32, 32, 3)) + 19 * label
+                Image.fromarray(pixels.astype(np.uint8)).save(place / f"{k}.png")
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def config(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageTraining:
+    monkeypatch.setattr(runs, "cifar10", lambda place: image_data_of(place))
+    return ImageTraining(
+        folder, epochs=3, batch=20, width=4, score_every=1, out=tmp_path / "runs", device="cpu", lr=0.1
+    )
+
+
+def image_data_of(place: Path) -> image_data.Splits:
+    from askew.data.cifar10 import cifar10
+
+    return cifar10(place, sizes=None)
+
+
+def test_a_run_ends_on_the_levels_with_a_record(config: ImageTraining) -> None:
+    record, path = train_images(config)
+    assert path.exists() and record.summary["distance_max"] == 0
+    assert record.summary["bits"] == 1 and record.summary["accuracy"] is not None
+    assert record.config["train_set"].startswith("cifar10-png")
+    assert {p.name for p in path.parent.iterdir()} == {"last.pt", "best.pt", path.name}
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("method", ["askew-level-first", "askew", "binaryconnect", "binaryconnect-stochastic"])
+def test_a_stopped_run_goes_on_bit_for_bit(config: ImageTraining, tmp_path: Path, method: str) -> None:
+    config = replace(config, method=method)
+    whole, _ = train_images(config)
+
+    def stop(status: Status) -> None:
+        if status.step == 5:
+            raise StoppedError
+
+    again = replace(config, out=tmp_path / "again")
+    with pytest.raises(StoppedError):
+        train_images(again, stop)
+    resumed, _ = train_images(again)
+    assert resumed.metrics["loss"] == whole.metrics["loss"]
+    assert resumed.metrics["accuracy"] == whole.metrics["accuracy"]
+
+
+def test_several_bits_with_a_scale(config: ImageTraining) -> None:
+    record, _ = train_images(replace(config, bits=2, skip=("head.linear",)))
+    assert record.summary["bits"] == 2 and record.summary["distance_max"] < 1e-6
+
+
+def test_the_seed_decides_the_weights_and_nothing_else(config: ImageTraining) -> None:
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    a, b = (next(build_model(config, 10).parameters()) for _ in range(2))
+    assert torch.equal(a, b) and torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(a, next(build_model(replace(config, seed=1), 10).parameters()))
+
+
+def test_command_line(config: ImageTraining, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["train", "--data", str(config.data), "cifar10", "--bits", "1", "--epochs", "1", "--batch", "20"]
+    cli.main([*line, "--width", "4", "--out", str(config.out), "--device", "cpu"])
+    assert "% on the test images" in " ".join(capsys.readouterr().out.split())
+
+
+def test_mistakes_are_named(config: ImageTraining, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="no method named 'rounding'"):
+        replace(config, method="rounding")
+    with pytest.raises(ValueError, match="bits must lie in"):
+        replace(config, bits=9)
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--data", str(tmp_path / "nowhere"), "cifar10", "--device", "cpu", "--out", str(tmp_path)])
+    assert "nowhere" in capsys.readouterr().err

@@ -50,7 +50,13 @@ class Grid:
         for i, head in enumerate(self.heads):
             width = max(len(text) for text in [*head.split(), *(row[i] for row in self.rows), ""])
             folded = "\n".join(textwrap.wrap(head, max(1, width)))  # headings wrap between words, numbers do not
-            out.add_column(Text(folded), justify="right" if i else "left", no_wrap=i > 0, min_width=width if i else 8)
+            out.add_column(
+                Text(folded),
+                justify="right" if i else "left",
+                no_wrap=i > 0,
+                min_width=width if i else 8,
+                overflow="fold",
+            )
         for i, row in enumerate(self.rows):
             if self.totals and i == len(self.rows) - self.totals:
                 out.add_section()

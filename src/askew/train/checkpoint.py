@@ -89,6 +89,7 @@ def write_file(path: Path, payload: Mapping[str, Any]) -> None:
             torch.save(dict(payload), stream)
             stream.flush()
             os.fsync(stream.fileno())
+        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:
         raise OSError(f"checkpoint {path} could not be written ({error}); the one before it is untouched") from error

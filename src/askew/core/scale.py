@@ -53,30 +53,48 @@ def sawb_bits(levels: LevelSet) -> int:
     return min(8, max(1, round(math.log2(len(levels)))))
 
 
+def moments(w: Tensor, kind: ScaleKind, per: Per = "tensor") -> Tensor:
+    """What a scale needs to know of w, stacked: E|w|, and for sawb E w^2 and max|w|; (n,) or (n, C, 1, ..).
+
+    Parts of one tensor pool into the whole: the means by their counts, the maximum by the maximum.
+    """
+    x = w.detach().to(compute_dtype(w.dtype))
+    size = x.abs()
+    if kind == "abs-mean":
+        return _mean(size, per).unsqueeze(0)
+    largest = size.amax() if per == "tensor" else size.amax(dim=tuple(range(1, x.ndim)), keepdim=True)
+    return torch.stack([_mean(size, per), _mean(x * x, per), largest])
+
+
+def clip_from(moment: Tensor, bits: int) -> Tensor:
+    """SAWB's clip from the three moments (see sawb_clip)."""
+    if bits not in SAWB_COEFFICIENTS:
+        raise ValueError(f"SAWB is tabulated for 1 to 8 bits, got {bits}")
+    c1, c2 = SAWB_COEFFICIENTS[bits]
+    mean_abs, mean_square, largest = moment
+    if bits == 1:
+        return mean_abs
+    clip = c1 * mean_square.sqrt() - c2 * mean_abs
+    return torch.where(clip < mean_abs, largest, torch.minimum(clip, largest))
+
+
 def sawb_clip(w: Tensor, bits: int, per: Per = "tensor") -> Tensor:
     """clip = c1 sqrt(E w^2) - c2 E|w|, at most max|w|; max|w| too where the formula falls below E|w|.
 
     From 5 bits on the two moments say little about nearly binary or few weights; there max|w| is the safe clip.
     """
-    if bits not in SAWB_COEFFICIENTS:
-        raise ValueError(f"SAWB is tabulated for 1 to 8 bits, got {bits}")
-    c1, c2 = SAWB_COEFFICIENTS[bits]
-    x = w.to(compute_dtype(w.dtype))
-    mean_abs = _mean(x.abs(), per)
-    if bits == 1:
-        return mean_abs
-    largest = x.abs().amax() if per == "tensor" else x.abs().amax(dim=tuple(range(1, x.ndim)), keepdim=True)
-    clip = c1 * _mean(x * x, per).sqrt() - c2 * mean_abs
-    return torch.where(clip < mean_abs, largest, torch.minimum(clip, largest))
+    return clip_from(moments(w, "sawb", per), bits)
+
+
+def scale_from(moment: Tensor, levels: LevelSet, kind: ScaleKind) -> Tensor:
+    """The scale s from the moments of that kind: E|w| / mean|c|, or 2 clip / (c_K - c_1)."""
+    if kind == "abs-mean":
+        s = moment[0] / (sum(abs(c) for c in levels.values) / len(levels))
+    else:
+        s = 2 * clip_from(moment, sawb_bits(levels)) / (levels.values[-1] - levels.values[0])
+    return s.clamp(min=torch.finfo(moment.dtype).tiny)
 
 
 def scale_of(w: Tensor, levels: LevelSet, kind: ScaleKind, per: Per = "tensor") -> Tensor | None:
     """The scale s of w (0-d, or (C, 1, ..) per channel) in the computing dtype, or None for kind 'none'."""
-    if kind == "none":
-        return None
-    x = w.detach().to(compute_dtype(w.dtype))
-    if kind == "abs-mean":
-        s = _mean(x.abs(), per) / (sum(abs(c) for c in levels.values) / len(levels))
-    else:
-        s = 2 * sawb_clip(x, sawb_bits(levels), per) / (levels.values[-1] - levels.values[0])
-    return s.clamp(min=torch.finfo(x.dtype).tiny)
+    return None if kind == "none" else scale_from(moments(w, kind, per), levels, kind)

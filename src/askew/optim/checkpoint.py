@@ -10,9 +10,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
 from askew.core import Plateau
 from askew.core.annealing import from_description
+from askew.methods.askew import LevelFirstSkew
 from askew.optim.checks import Group, first_name, names
+from askew.optim.sharding import local, unmeasured
 
 if TYPE_CHECKING:
     from askew.optim.wrapper import MethodOptimizer
@@ -37,6 +43,29 @@ def _header(optimizer: MethodOptimizer, group: Group) -> dict[str, Any]:
     }
 
 
+def _distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _unset(optimizer: MethodOptimizer, group: Group, p: Tensor) -> dict[str, Tensor]:
+    """With more than one process, zeros for what is not frozen or measured yet: a fresh optimizer's dict then has the
+    keys of a later one's. torch.distributed.checkpoint loads into those keys and no others.
+    """
+    out = {}
+    if group["levels"] is None or not _distributed():
+        return out
+    if group["scale"] != "none":
+        out["scale"] = unmeasured(p, group["per"])
+    if isinstance(optimizer.method, LevelFirstSkew) and optimizer.method.by == "quantile":
+        out["radius"] = torch.zeros((), device=p.device)
+    return out
+
+
+def _is_set(value: Tensor) -> bool:
+    """Is it more than the zeros that stand for "not yet"? (Scales are positive.)"""
+    return bool((local(value) != 0).any())
+
+
 def pack(optimizer: MethodOptimizer) -> dict[str, Any]:
     """The state dict (a new outer structure; tensors are shared, as torch does)."""
     out = optimizer.base.state_dict()
@@ -47,9 +76,11 @@ def pack(optimizer: MethodOptimizer) -> dict[str, Any]:
     state = dict(out["state"])
     for live, packed in zip(optimizer.param_groups, groups, strict=True):
         for p, i in zip(live["params"], packed["params"], strict=True):
-            own = optimizer._memory.get(p, {})
+            own = {**_unset(optimizer, live, p), **optimizer._memory.get(p, {})}
             if own:
                 state[i] = {**state.get(i, {}), **{PREFIX + k: v for k, v in own.items()}}
+    if state and _distributed():  # torch.distributed.checkpoint asks for all parameters or none
+        state = {i: state.get(i, {}) for packed in groups for i in packed["params"]}
     return {**out, "state": state, "param_groups": groups}
 
 
@@ -118,6 +149,7 @@ def unpack(optimizer: MethodOptimizer, state_dict: dict[str, Any]) -> None:
     optimizer.plateau = header["plateau"] if isinstance(optimizer.annealing, Plateau) else None
     for group, packed in zip(optimizer.param_groups, saved, strict=True):
         for p, i in zip(group["params"], packed["params"], strict=True):
-            optimizer._memory[p] = {k: v.detach().to(p.device, copy=True) for k, v in own.get(i, {}).items()}
+            kept = {k: v for k, v in own.get(i, {}).items() if k != "scale" or _is_set(v)}
+            optimizer._memory[p] = {k: v.detach().to(p.device, copy=True) for k, v in kept.items()}
     optimizer._restore_values()
     optimizer._restore_forward()

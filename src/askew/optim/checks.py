@@ -9,9 +9,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from askew.core import Annealing, EpsilonWarning, LevelSet, as_levels
 from askew.core.scale import check_scale
+from askew.optim.sharding import agreed, is_sharded, local
 
 Group = dict[str, Any]
 NonFinite = Literal["raise", "skip", "ignore"]
@@ -79,20 +81,70 @@ def gradients(groups: list[Group]) -> Iterator[tuple[str, Tensor]]:
                 yield name, p.grad
 
 
+def _bad_here(found: list[tuple[str, Tensor]]) -> list[str]:
+    """Names of the gradients with NaN or infinity; one device sync when there is none."""
+    if not found:
+        return []
+    largest = torch.nn.utils.get_total_norm([g for _, g in found if g.numel()], norm_type=math.inf)
+    if bool(torch.isfinite(largest)):
+        return []
+    return [name for name, g in found if not bool(torch.isfinite(g).all())]
+
+
+def _bad_anywhere(groups: list[Group], weights: list[Tensor]) -> list[str]:
+    """The same over all processes that hold parts of the weights, with or without gradients here."""
+    fine = torch.ones((), dtype=torch.bool, device=weights[0].device)
+    here = [fine if p.grad is None else torch.isfinite(local(p.grad)).all().to(fine.device) for p in weights]
+    bad = agreed(~torch.stack(here), weights).tolist()
+    return [name for name, flag in zip(_all_names(groups), bad, strict=True) if flag]
+
+
+def _all_names(groups: list[Group]) -> list[str]:
+    return [name for position, group in enumerate(groups) for name in names(group, position)]
+
+
+def only_makes_state(base: Optimizer) -> bool:
+    """True for a step that is none: no state yet, every learning rate set to 0, every gradient there and 0.
+
+    torch.distributed.checkpoint takes such a step, so that the base optimizer makes its state, before it saves or
+    loads one; annealing, scales and weights must not move. Looks at gradients only when the rest holds.
+    """
+    rates = [group.get("lr", 1.0) for group in base.param_groups]
+    if base.state or not all(_is_zero(rate) for rate in rates) or base.defaults.get("lr", 0.0) == 0:
+        return False
+    weights = [p for group in base.param_groups for p in group["params"] if p.requires_grad]
+    if not weights:
+        return False
+    moving = [_moves(p).to(weights[0].device) for p in weights]
+    return not bool(agreed(torch.stack(moving).any().reshape(1), weights))
+
+
+def _is_zero(rate: float | Tensor) -> bool:
+    """Without a device sync: a rate that lives on a device is not what torch puts in."""
+    return rate.device.type == "cpu" and bool(rate == 0) if isinstance(rate, Tensor) else rate == 0
+
+
+def _moves(p: Tensor) -> Tensor:
+    return torch.ones((), dtype=torch.bool) if p.grad is None else (local(p.grad) != 0).any()
+
+
 def check_gradients(groups: list[Group], nonfinite: NonFinite) -> bool:
-    """True when the step may go on; False when it is to be skipped. One device sync unless nonfinite='ignore'."""
+    """True when the step may go on; False when it is to be skipped. One device sync unless nonfinite='ignore'.
+
+    Processes that hold parts of the weights decide as one: a bad part anywhere skips the step, or raises, everywhere.
+    """
     found = list(gradients(groups))
     for name, g in found:
         if g.layout != torch.strided:
             raise ValueError(f"{name}: sparse gradients are not supported; use sparse=False in the embedding")
-    if nonfinite == "ignore" or not found:
+    if nonfinite == "ignore":
         return True
-    largest = torch.nn.utils.get_total_norm([g for _, g in found if g.numel()], norm_type=math.inf)
-    if bool(torch.isfinite(largest)):
+    weights = [p for group in groups for p in group["params"]]
+    bad = _bad_anywhere(groups, weights) if any(is_sharded(p) for p in weights) else _bad_here(found)
+    if not bad:
         return True
     if nonfinite == "skip":
         return False
-    bad = [name for name, g in found if not bool(torch.isfinite(g).all())]
     raise NonFiniteGradientError(
         f"NaN or infinite gradient in {'; '.join(bad[:5])}{' ...' if len(bad) > 5 else ''}: the step was not taken "
         "(nonfinite='skip' skips such steps)"

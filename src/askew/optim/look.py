@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -14,6 +15,7 @@ from torch import Tensor
 from askew.core.diagnostics import FIELDS, LayerReport, look
 from askew.core.direction import level_units
 from askew.methods.askew import LevelFirstSkew
+from askew.optim import sharding
 from askew.optim.wrapper import MethodOptimizer
 
 
@@ -71,16 +73,19 @@ def diagnose(optimizer: MethodOptimizer) -> Diagnosis:
 
     The KKT residual uses the gradients that the last backward pass left: with mini-batches it is a noisy one.
     Flips compare with the level indices of the look before (one byte a weight, kept from the first look on).
+    Weights cut over processes: all of them look together, and each gets the numbers of the whole.
     """
     kind = optimizer.annealing.kind
     seen = optimizer.__dict__.setdefault("_last_look", {})
     columns, sizes, labels = [], [], []
     for name, p, site in optimizer.weights():
-        q = level_units(optimizer.underlying(p).detach(), site.levels, site.scale)
-        u = p.grad if p.grad is None or site.scale is None else p.grad.to(q.dtype) * site.scale
+        gradient = None if p.grad is None else sharding.local(sharding.aligned(p.grad, p))
+        w, scale = sharding.local(optimizer.underlying(p).detach()), sharding.local(site.scale)
+        q = level_units(w, site.levels, scale)
+        u = gradient if gradient is None or scale is None else gradient.to(q.dtype) * scale
         value = optimizer.method.radius(site) if isinstance(optimizer.method, LevelFirstSkew) else site.value
         numbers, seen[p] = look(q, u, site.levels, kind, value, seen.get(p))
-        columns.append(numbers)
+        columns.append(_over_processes(numbers, w.numel(), sharding.group_of(p)))
         sizes.append(p.numel())
         labels.append(name)
     rows = torch.stack([c.to(columns[0].device) for c in columns]).cpu().double()
@@ -89,18 +94,29 @@ def diagnose(optimizer: MethodOptimizer) -> Diagnosis:
         kind=kind,
         value=optimizer.value(optimizer._managed()[0][0]),
         layers=[LayerReport(name, size, *row.tolist()) for name, size, row in zip(labels, sizes, rows, strict=True)],
-        overall=LayerReport("all", sum(sizes), *_overall(rows, sizes)),
+        overall=LayerReport("all", sum(sizes), *_merged(rows, torch.tensor(sizes, dtype=torch.float64)).tolist()),
     )
 
 
-def _overall(rows: Tensor, sizes: list[int]) -> list[float]:
-    """One row for all layers: the worst of the maxima, the mean over weights of the rest; nan parts are left out."""
+def _merged(rows: Tensor, sizes: Tensor) -> Tensor:
+    """One row for all parts: the worst of the maxima, the mean over weights of the rest; nan parts are left out."""
     known = ~rows.isnan()
-    weight = known * torch.tensor(sizes, dtype=torch.float64)[:, None]
+    weight = known * sizes[:, None]
     mean = (torch.where(known, rows, 0) * weight).sum(0) / weight.sum(0)
     worst = torch.where(known, rows, -math.inf).max(0).values
     worst = torch.where(known.any(0), worst, math.nan)
-    return [float(worst[i] if f in ("distance_max", "kkt") else mean[i]) for i, f in enumerate(FIELDS)]
+    return torch.stack([worst[i] if f in ("distance_max", "kkt") else mean[i] for i, f in enumerate(FIELDS)])
+
+
+def _over_processes(numbers: Tensor, size: int, groups: Sequence[Any]) -> Tensor:
+    """One tensor's numbers from those of its parts in the groups' processes (as they are when it is not cut)."""
+    if not groups:
+        return numbers
+    count = torch.tensor([size], dtype=torch.float64, device=numbers.device)
+    for group in groups:
+        rows = sharding.gathered(torch.cat([numbers.double(), count]), group)
+        numbers, count = _merged(rows[:, :-1], rows[:, -1]), rows[:, -1].sum().reshape(1)
+    return numbers.float()
 
 
 @contextmanager
@@ -110,13 +126,15 @@ def snapped(optimizer: MethodOptimizer) -> Iterator[None]:
     Snapping shifts BatchNorm statistics: re-estimate them on training batches inside the context before scoring.
     """
     sites = optimizer.weights()
+    sharding.reshard([p for _, p, _ in sites])
     with torch.no_grad():
         kept = [p.detach().clone() for _, p, _ in sites]
         for _, p, site in sites:
-            p.copy_(optimizer.method.final(optimizer.underlying(p), site))
+            p.copy_(sharding.apply(optimizer.method, "final", site, optimizer.underlying(p)))
     try:
         yield
     finally:
+        sharding.reshard([p for _, p, _ in sites])
         with torch.no_grad():
             for (_, p, _), before in zip(sites, kept, strict=True):
                 p.copy_(before)

@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 
 from askew.core import Annealing, Clock, LevelFirst, LevelSet, Plateau
 from askew.core.annealing import Unannealed, from_description
-from askew.core.scale import Per, ScaleKind, scale_of
+from askew.core.scale import Per, ScaleKind
 from askew.methods.askew import DitheredLevelFirst, EpsilonSkew, LevelFirstSkew
 from askew.methods.base import Method, Site
-from askew.optim import checkpoint
-from askew.optim.checks import Group, NonFinite, check_gradients, check_group, labels, warn_epsilon
+from askew.optim import checkpoint, sharding
+from askew.optim.checks import Group, NonFinite, check_gradients, check_group, labels, only_makes_state, warn_epsilon
 
 Closure = Callable[[], Any]
 
@@ -28,6 +28,8 @@ class MethodOptimizer(Optimizer):
     It shares param_groups, state and step hooks with the base optimizer, so torch's schedulers, GradScaler and hooks
     work on it as on any optimizer. What it remembers itself (frozen scales, latents of rival methods) lies beside
     the base optimizer's state, never in it. A method without latents costs no memory between steps.
+
+    Parameters may be cut over processes (FSDP2): all processes then step, diagnose and snap together (sharding.py).
     """
 
     def __init__(
@@ -132,7 +134,12 @@ class MethodOptimizer(Optimizer):
         if not check_gradients(self.param_groups, self.nonfinite):
             self.skipped += 1
             return loss
-        if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if closure is None and not capturing and only_makes_state(self.base):
+            with torch.no_grad():
+                _unhooked_step(self.base)
+            return loss
+        if not capturing:
             self.tick()
         with torch.no_grad():
             self._step(closure if needs_closure else None)
@@ -202,8 +209,10 @@ class MethodOptimizer(Optimizer):
     @torch.no_grad()
     def snap_(self) -> None:
         """Put every weight on its level for good (a rival's latents too)."""
-        for _, p, site in self.weights():
-            on_level = self.method.final(self.underlying(p), site)
+        sites = self.weights()
+        sharding.reshard([p for _, p, _ in sites])
+        for _, p, site in sites:
+            on_level = sharding.apply(self.method, "final", site, self.underlying(p))
             p.copy_(on_level)
             if self.method.latent:
                 self._memory[p]["latent"].copy_(on_level)
@@ -235,14 +244,17 @@ class MethodOptimizer(Optimizer):
         with torch.no_grad():
             for name, p in zip(labels(group), group["params"], strict=True):
                 self._memory.setdefault(p, {})["latent"] = p.detach().clone()
-                p.copy_(self.method.forward_weight(p, self._site(p, name, group, position, self.clock, False)))
+                site = self._site(p, name, group, position, self.clock, False)
+                p.copy_(sharding.apply(self.method, "forward_weight", site, p))
 
     def _restore_forward(self) -> None:
         """After loading latents: the forward weights that belong to them (random ones come with the model's file)."""
         if self.method.latent and not self.method.random:
+            sites = self.weights()
+            sharding.reshard([p for _, p, _ in sites])
             with torch.no_grad():
-                for _, p, site in self.weights():
-                    p.copy_(self.method.forward_weight(site.memory["latent"], site))
+                for _, p, site in sites:
+                    p.copy_(sharding.apply(self.method, "forward_weight", site, site.memory["latent"]))
 
     def _restore_values(self) -> None:
         """After loading: the numbers as the last step before the checkpoint used them."""
@@ -264,7 +276,7 @@ class MethodOptimizer(Optimizer):
         levels: LevelSet = group["levels"]
         lr = group.get("lr", 1.0)
         memory = self._memory.setdefault(p, {})
-        return Site(
+        return (sharding.ShardedSite if sharding.is_sharded(p) else Site)(
             name=name,
             levels=levels,
             scale_rule=(group["scale"], group["per"]),
@@ -284,7 +296,7 @@ class MethodOptimizer(Optimizer):
             return None
         if "scale" in memory:
             return memory["scale"]
-        scale = scale_of(memory.get("latent", p), group["levels"], group["scale"], group["per"])
+        scale = sharding.scale_of(memory.get("latent", p), group["levels"], group["scale"], group["per"])
         if scale is not None and freeze:
             memory["scale"] = scale
         return scale
@@ -305,7 +317,7 @@ class MethodOptimizer(Optimizer):
                 _unhooked_step(self.base, self._skewed(closure, sites))
             for (_, p, site), start, gradient in zip(sites, before, plain, strict=True):
                 if gradient is not None or site.clock.last:
-                    p.copy_(self.method.retract(p, start, site))
+                    p.copy_(sharding.apply(self.method, "retract", site, p, start))
         finally:
             for (_, p, _), gradient in zip(sites, plain, strict=True):
                 p.grad = gradient
@@ -316,7 +328,7 @@ class MethodOptimizer(Optimizer):
         """Put the optimised weights and the skewed gradient where the base optimizer finds them."""
         w = self.underlying(p)
         if p.grad is not None:
-            p.grad = self.method.direction(p.grad, w, site)
+            p.grad = sharding.apply(self.method, "direction", site, sharding.aligned(p.grad, p), w)
         if self.method.latent:
             p.copy_(w)
 
@@ -325,7 +337,7 @@ class MethodOptimizer(Optimizer):
         if self.method.latent:
             latent = site.memory["latent"].copy_(p)
             site.follow(latent)
-            p.copy_(self.method.forward_weight(latent, site))
+            p.copy_(sharding.apply(self.method, "forward_weight", site, latent))
 
     def _skewed(self, closure: Closure, sites: list[tuple[str, Tensor, Site]]) -> Closure:
         """The closure for bases that evaluate it themselves (LBFGS): at the forward weights, with skewed gradients."""

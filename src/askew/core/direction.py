@@ -115,11 +115,23 @@ def arrive(after: Tensor, before: Tensor, levels: LevelSet, radius: float | Tens
     return torch.where(captured(q0, levels, radius) & past, level.to(after.dtype), after)
 
 
-def quantile_radius(remote: Tensor, fraction: float | Tensor, bins: int = 2048) -> Tensor:
+BINS = 2048
+
+
+def remoteness_counts(remote: Tensor, bins: int = BINS) -> Tensor:
+    """A histogram of remotenesses over [0, 1]."""
+    return torch.histc(remote.float(), bins=bins, min=0.0, max=1.0).double()
+
+
+def radius_within(counts: Tensor, fraction: float | Tensor) -> Tensor:
+    """The radius (0-d), to one bin, within which the given fraction of the counted coordinates lies; 0 for none."""
+    below = (counts.cumsum(0) < fraction * counts.sum()).sum()
+    return ((below + 1) / len(counts)).clamp(max=1.0) * (fraction > 0)
+
+
+def quantile_radius(remote: Tensor, fraction: float | Tensor, bins: int = BINS) -> Tensor:
     """The radius (0-d) within which the given fraction of coordinates lies, to 1/bins, without sort or device sync."""
-    counts = torch.histc(remote.float(), bins=bins, min=0.0, max=1.0)
-    below = (counts.cumsum(0) < fraction * remote.numel()).sum()
-    return ((below + 1) / bins).clamp(max=1.0) * (fraction > 0)
+    return radius_within(remoteness_counts(remote, bins), fraction)
 
 
 def snap(w: Tensor, levels: LevelSet, scale: Tensor | None = None) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from askew.core import LevelSet, Per, ScaleKind
 from askew.core import scale_of as plain_scale_of
-from askew.core.direction import level_units, remoteness
+from askew.core.direction import level_units, radius_within, remoteness, remoteness_counts
 from askew.core.levels import compute_dtype
 from askew.core.scale import moments, scale_from
 from askew.methods.adaste import AdaSTE
@@ -34,7 +34,6 @@ from askew.methods.projected import ProjectedGradient
 from askew.methods.proxquant import ProxQuant
 
 Hook = Literal["direction", "retract", "forward_weight", "final"]
-BINS = 2048  # as core.direction.quantile_radius
 ELEMENTWISE = (
     FullPrecision,
     EpsilonSkew,
@@ -186,9 +185,7 @@ def unmeasured(w: Tensor, per: Per) -> Tensor:
 
 def quantile_radius(remote: Tensor, fraction: Tensor, groups: Sequence[dist.ProcessGroup]) -> Tensor:
     """core.direction.quantile_radius of a tensor whose part has these remotenesses: the histograms are summed."""
-    counts = summed(torch.histc(remote.float(), bins=BINS, min=0.0, max=1.0).double(), groups)
-    below = (counts.cumsum(0) < fraction * counts.sum()).sum()
-    return ((below + 1) / BINS).clamp(max=1.0) * (fraction > 0)
+    return radius_within(summed(remoteness_counts(remote), groups), fraction)
 
 
 # -- hooks ------------------------------------------------------------------------------------------------------------

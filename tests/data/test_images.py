@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from askew.data import images
-from askew.data.images import DataError, ImageSet, decode_files, list_by_class, listed, moments, read_cache
+from askew.data import cache, images
+from askew.data import files as file_module
+from askew.data.cache import list_by_class, listed, read_cache
+from askew.data.files import decode_files
+from askew.data.images import DataError, ImageSet, moments
 
 SIZE = (6, 5)
 
@@ -41,7 +44,7 @@ def decodings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         calls.append(len(files))
         decode_files(files, into, workers)
 
-    monkeypatch.setattr(images, "decode_files", counting)
+    monkeypatch.setattr(cache, "decode_files", counting)
     return calls
 
 
@@ -156,7 +159,7 @@ def test_a_failed_decoding_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_processes_decode_what_one_does_and_name_a_bad_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "CHUNK", 4)
+    monkeypatch.setattr(file_module, "CHUNK", 4)
     pixels = tree(tmp_path, each=10)
     files = [file.path for file in list_by_class(tmp_path).files]
     into = np.memmap(tmp_path / "raw", np.uint8, "w+", 0, pixels.shape)

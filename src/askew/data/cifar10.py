@@ -16,19 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .images import (
-    DataError,
-    Draft,
-    ImageSet,
-    Splits,
-    cached,
-    check_size,
-    fingerprint,
-    found_file,
-    list_by_class,
-    listed,
-    stream_digest,
-)
+from askew.data.cache import Draft, cached, fingerprint, list_by_class, listed
+from askew.data.files import check_size, found_file, stream_digest
+from askew.data.images import DataError, ImageSet, Splits
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SIZES = (50_000, 10_000)

@@ -18,7 +18,9 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from .images import DataError, class_folders, decode, existing_folder, image_paths, labels_by_name, read_annotations
+from askew.data.files import class_folders, decode, existing_folder, image_paths, labels_by_name, read_annotations
+from askew.data.images import DataError
+
 from .loader import IMAGE, batch_count, check_sharding, generator, order, shard
 
 MEAN = (0.485, 0.456, 0.406)

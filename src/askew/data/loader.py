@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .images import ImageSet
+from askew.data.images import ImageSet
 
 UPLOAD = 4096  # images sent to the device at a time
 ORDER, SHIFT, FLIP, IMAGE = 1, 2, 3, 4  # random streams of an epoch

@@ -10,19 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .images import (
-    DataError,
-    Listing,
-    Splits,
-    check_size,
-    existing_folder,
-    found_file,
-    image_paths,
-    labels_by_name,
-    list_by_class,
-    listed,
-    read_annotations,
-)
+from askew.data.cache import Listing, list_by_class, listed
+from askew.data.files import check_size, existing_folder, found_file, image_paths, labels_by_name, read_annotations
+from askew.data.images import DataError, Splits
 
 NAME = "tiny-imagenet-200"
 SIDE = 64

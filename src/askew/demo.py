@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from askew.train.config import TrainConfig
 from askew.train.loop import fit
 from askew.train.record import Record, load, writable_folder, write_atomically
 from askew.train.source import TensorSource
+from askew.train.threads import one_thread
 
 EXPERIMENT = "demo"
 TITLE = "One bit a weight, on handwritten digits"
@@ -106,7 +106,7 @@ def run(config: DemoConfig, console: Console) -> Path:
     folder = writable_folder(config.out)
     data = _data(config)
     paths = []
-    with _one_thread(), Bars(console) as bars:
+    with one_thread(), Bars(console) as bars:
         for method in METHODS:
             bars.add(method, config.seeds)
         for method in METHODS:
@@ -230,14 +230,3 @@ def _optimizer(model: nn.Module, settings: TrainConfig, total_steps: int) -> Met
     return MethodOptimizer(
         base, FullPrecision() if settings.method == FULL else BinaryConnect(), total_steps=total_steps
     )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """A net this small is fastest on one thread, and its results then do not depend on how many there are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from askew.optim import MethodOptimizer
-from askew.train.repeats import RepeatedModel
+from askew.train.repeats import RepeatedModel, train_step
 
 
 @dataclass(frozen=True)
@@ -74,15 +74,9 @@ def train_with_reheats(
             _put(weights, [reheats.shrink * w for w in best.weights])
         optimizer, scheduler = anneal(length - reheats.hold)
         for _ in range(length - reheats.hold):
-            x, y = next(batches)
-            optimizer.zero_grad()
-            losses = model.losses(x, y)
-            losses.sum().backward()
-            optimizer.step()
-            if scheduler is not None:
-                scheduler.step()
+            losses = train_step(model, optimizer, scheduler, *next(batches))
             if after_step is not None:
-                after_step(step, losses.detach())
+                after_step(step, losses)
             step += 1
         if isinstance(optimizer, MethodOptimizer):
             optimizer.snap_()

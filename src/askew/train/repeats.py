@@ -23,6 +23,19 @@ def shuffled(repeats: int, n: int, batch: int, generator: torch.Generator) -> It
     yield from order.split(batch, dim=1)
 
 
+def train_step(
+    model: RepeatedModel, optimizer: Optimizer, scheduler: LRScheduler | None, x: Tensor, y: Tensor
+) -> Tensor:
+    """One step on the sum of the repeats' losses, so that their gradients do not mix; returns the losses before it."""
+    optimizer.zero_grad()
+    losses = model.losses(x, y)
+    losses.sum().backward()
+    optimizer.step()
+    if scheduler is not None:
+        scheduler.step()
+    return losses.detach()
+
+
 def train_repeats(
     model: RepeatedModel,
     optimizer: Optimizer,
@@ -32,7 +45,7 @@ def train_repeats(
     after_step: Callable[[int, Tensor], None] | None = None,
     after_epoch: Callable[[int], None] | None = None,
 ) -> None:
-    """Plain training; the loss is summed over repeats, so their gradients do not mix.
+    """Plain training.
 
     after_step(step, losses) sees each repeat's loss before the step; after_epoch(epoch) may look at the model.
     """
@@ -40,14 +53,9 @@ def train_repeats(
     step = 0
     for epoch in range(epochs):
         for x, y in batches(epoch):
-            optimizer.zero_grad()
-            losses = model.losses(x, y)
-            losses.sum().backward()
-            optimizer.step()
-            if scheduler is not None:
-                scheduler.step()
+            losses = train_step(model, optimizer, scheduler, x, y)
             if after_step is not None:
-                after_step(step, losses.detach())
+                after_step(step, losses)
             step += 1
         if after_epoch is not None:
             after_epoch(epoch)

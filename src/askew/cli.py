@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from askew import demo
+from askew.atomic import write_text
 from askew.demo import DemoConfig
 from askew.paper import logistic, logistic_report, two_moons, two_moons_report, vector_field, vector_field_report
 from askew.paper.logistic import LogisticRegression
@@ -23,7 +24,7 @@ from askew.report import tables
 from askew.report.live import Bars
 from askew.report.readme import replace_block
 from askew.train.images import ImageTraining, train_images
-from askew.train.record import Record, load, load_all, write_atomically
+from askew.train.record import Record, load, load_all
 
 PRESENT = {
     "vector-field": vector_field_report.present,
@@ -135,7 +136,7 @@ def report(config: Report, console: Console) -> None:
     _show(presentation, write(presentation, records, config.folder), console)
     if config.readme is not None:
         text = config.readme.read_text("utf-8")
-        write_atomically(config.readme, replace_block(text, known, presentation.tables[0].markdown()))
+        write_text(config.readme, replace_block(text, known, presentation.tables[0].markdown()))
 
 
 def _show(presentation: Presentation, page: Path, console: Console) -> None:

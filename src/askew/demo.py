@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from askew.atomic import write_text
 from askew.core import LevelFirst, binary
 from askew.data.digits import Split, digits
 from askew.methods.askew import LevelFirstSkew
@@ -28,7 +29,7 @@ from askew.report.runs import Run, by_method, summary_values
 from askew.report.tables import Column
 from askew.train.config import TrainConfig
 from askew.train.loop import fit
-from askew.train.record import Record, load, writable_folder, write_atomically
+from askew.train.record import Record, load, writable_folder
 from askew.train.source import TensorSource
 from askew.train.threads import one_thread
 
@@ -119,7 +120,7 @@ def present(runs: Sequence[Run], folder: Path, console: Console) -> Path:
     runs = sorted(runs, key=lambda run: (METHODS.index(run.method), run.seed))
     show(runs, console)
     index = folder / "index.html"
-    write_atomically(index, page.comparison(TITLE, lead(runs), runs, COLUMNS, note(runs)))
+    write_text(index, page.comparison(TITLE, lead(runs), runs, COLUMNS, note(runs)))
     console.print(f"\nRecords: {folder}/\nPage:    {index.resolve().as_uri()}", soft_wrap=True, highlight=False)
     return index
 

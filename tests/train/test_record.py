@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from askew.atomic import write_text
 from askew.train import record as record_module
-from askew.train.record import Record, environment, load, load_all, plain, writable_folder, write_atomically
+from askew.train.record import Record, environment, load, load_all, plain, writable_folder
 
 
 def filled() -> Record:
@@ -53,7 +54,7 @@ def test_plain_keeps_seven_digits_and_no_nan():
 
 def test_a_failing_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
     path = tmp_path / "run.json"
-    write_atomically(path, "old")
+    write_text(path, "old")
 
     def fail(*arguments):
         raise OSError("disk full")
@@ -62,10 +63,10 @@ def test_a_failing_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch
         with monkeypatch.context() as patch:
             patch.setattr(record_module.os, name, fail)
             with pytest.raises(OSError, match="disk full"):
-                write_atomically(path, "new")
+                write_text(path, "new")
         assert path.read_text() == "old"
         assert list(tmp_path.iterdir()) == [path]
-    write_atomically(path, "new")
+    write_text(path, "new")
     assert path.read_text() == "new"
 
 

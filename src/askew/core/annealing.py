@@ -245,8 +245,8 @@ class LevelFirst(Annealing):
     are captured and drawn in; at the last step of the run whatever is left lands exactly on its level.
 
     dither: the network computes with each weight rounded at random to a neighbouring level (mean w, so the noise dies
-    out as weights reach their levels); the weights themselves are then a second copy. It finds better signs on small
-    problems, worse ones on the deep nets tried.
+    out as weights reach their levels); the weights themselves are then a second copy. `askew paper two-moons`
+    shows what it does there.
     """
 
     kind: ClassVar[Kind] = "capture"

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from PIL import Image
 
+from askew.atomic import replacing
 from askew.data.files import Found, class_folders, decode_files, found_file, image_paths, stream_digest
 from askew.data.images import DataError, ImageSet, Moments, moments
 
@@ -146,18 +147,9 @@ def _header_digest(offset: int, text: bytes) -> bytes:
 
 
 def write_cache(path: Path, name: str, source: str, draft: Draft) -> None:
-    """Decode a draft into a temporary file beside `path`, flush it to disk, then rename it over `path`."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "r+b") as stream:
-            _write(stream, name, source, draft)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    """Decode a draft into the cache file `path`, atomically."""
+    with replacing(path) as stream:
+        _write(stream, name, source, draft)
 
 
 def _write(stream: BinaryIO, name: str, source: str, draft: Draft) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from askew.atomic import write_text
 from askew.report import page
 from askew.report.figures import save
 from askew.report.tables import Grid
-from askew.train.record import Record, write_atomically
+from askew.train.record import Record
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,11 @@ def write(presentation: Presentation, records: Sequence[Record], folder: Path) -
     sections += [page.Section("", pictures=(page.Picture(*drawn),)) for drawn in presentation.figures.values()]
     text = page.render(presentation.title, presentation.lead, sections, records)
     index = folder / "index.html"
-    write_atomically(index, text)
+    write_text(index, text)
     blocks = [f"# {presentation.title}", presentation.lead]
     blocks += [f"## {grid.title}\n\n{grid.markdown()}" for grid in presentation.tables]
     blocks += presentation.verdicts
-    write_atomically(folder / "table.md", "\n\n".join(blocks) + "\n")
+    write_text(folder / "table.md", "\n\n".join(blocks) + "\n")
     for name, (figure, _) in presentation.figures.items():
         save(figure, folder / f"{name}.png")
     return index

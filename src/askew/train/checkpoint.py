@@ -7,8 +7,6 @@ leaves the file that was there before.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from askew.atomic import replacing
 from askew.train.record import Record, plain
 
 FORMAT = 1
@@ -81,20 +80,13 @@ def load(path: Path, model: nn.Module, parts: Mapping[str, Stateful], config: An
 
 
 def write_file(path: Path, payload: Mapping[str, Any]) -> None:
-    """torch.save to a temporary file beside `path`, flushed to disk, then renamed over it."""
+    """torch.save, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with replacing(path) as stream:
             torch.save(dict(payload), stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
     except OSError as error:
         raise OSError(f"checkpoint {path} could not be written ({error}); the one before it is untouched") from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def read_file(path: Path) -> dict[str, Any]:

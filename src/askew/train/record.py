@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from askew.atomic import write_text
+
 FORMAT = 1
 
 
@@ -55,7 +57,7 @@ class Record:
     def save(self, folder: Path) -> Path:
         """Write folder/NAME.json atomically: a reader sees the old file or the whole new one."""
         path = folder / f"{self.name}.json"
-        write_atomically(path, json.dumps(plain(asdict(self)), indent=1, allow_nan=False) + "\n")
+        write_text(path, json.dumps(plain(asdict(self)), indent=1, allow_nan=False) + "\n")
         return path
 
 
@@ -106,21 +108,6 @@ def writable_folder(folder: Path) -> Path:
             f"record folder {folder} is not writable ({error.strerror or error}): choose another with --out"
         ) from error
     return folder
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write to a temporary file beside `path`, flush it to disk, then rename it over `path`."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def environment() -> dict[str, Any]:

@@ -17,10 +17,12 @@ from askew.optim import MethodOptimizer
 STEPS = 60
 # Options that make a run of 60 steps do what a long one does by default.
 OPTIONS: dict[str, dict[str, Any]] = {"md-tanh": {"beta": 5.0}, "proxquant": {"rate": 1e-3}}
+SCALES = {"lsq": "sawb"}  # LSQ learns a scale and asks for one to start from; the others run at scale 1
 ANNEALING: dict[str, Annealing] = {
     "askew": Exponential(K=0.7, start=0.5, period=0.02),
     "askew-level-first": LevelFirst(start=0.3, end=0.8),
     "askew-level-first-dithered": LevelFirst(start=0.3, end=0.8, dither=True),
+    "askew-level-first-rounded": LevelFirst(start=0.3, end=0.8, rounded=True),
 }
 _has_torchao = importlib.util.find_spec("torchao") is not None
 NAMES = [
@@ -82,6 +84,7 @@ def wrap(
     group = {"params": [("layer.weight", w)], "levels": wrapper.pop("levels", binary())}
     inner = kind([group], lr=default if lr is None else lr)
     annealing = wrapper.pop("annealing", ANNEALING.get(made.name))
+    wrapper.setdefault("scale", SCALES.get(made.name, "none"))
     return MethodOptimizer(inner, made, annealing, total_steps=wrapper.pop("total_steps", STEPS), **wrapper)
 
 

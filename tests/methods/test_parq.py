@@ -1,5 +1,3 @@
-import sys
-
 import pytest
 import torch
 from method_support import Problem, site, train, wrap
@@ -129,9 +127,3 @@ def test_refusals():
     ]:
         with pytest.raises(ValueError, match=message):
             Parq(**options)
-
-
-def test_without_torchao_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchao.prototype", None)
-    with pytest.raises(ImportError, match=r"pip install askew\[parq\]"):
-        Parq()

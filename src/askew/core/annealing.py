@@ -247,6 +247,10 @@ class LevelFirst(Annealing):
     dither: the network computes with each weight rounded at random to a neighbouring level (mean w, so the noise dies
     out as weights reach their levels); the weights themselves are then a second copy. `askew paper two-moons`
     shows what it does there.
+
+    rounded: the network computes with each weight at its nearest level from the first step on, and the gradient there
+    is passed straight through to the weight (a second copy); capture then ends the wandering of weights between two
+    levels. For two bits and more, where what a net of real weights learns says less about the rounded one.
     """
 
     kind: ClassVar[Kind] = "capture"
@@ -257,11 +261,14 @@ class LevelFirst(Annealing):
     power: float = 1.0
     by: Literal["radius", "quantile"] = "radius"
     dither: bool = False
+    rounded: bool = False
 
     def __post_init__(self) -> None:
         check_point(self.start, "LevelFirst(start)")
         check_point(self.end, "LevelFirst(end)")
         check_positive(self.power, "LevelFirst(power)")
+        if self.dither and self.rounded:
+            raise ValueError("LevelFirst: dither rounds at random, rounded to the nearest level; choose one")
         if self.by not in ("radius", "quantile"):
             raise ValueError(f"LevelFirst(by) must be 'radius' or 'quantile', got {self.by!r}")
         if type(self.start) is type(self.end) and self.end <= self.start:

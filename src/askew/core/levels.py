@@ -63,6 +63,16 @@ class LevelSet:
         return max(1, math.ceil(math.log2(len(self.values))))
 
     @property
+    def packed_bits(self) -> int:
+        """Bits of a packed weight: 1, 2 or 4, for at most 16 levels; a ValueError for more."""
+        if len(self.values) > 16:
+            raise ValueError(
+                f"level set {self.name!r}: {len(self.values)} levels do not fit in 4 bits and cannot be packed; use at "
+                "most 16, such as uniform(4)"
+            )
+        return next(b for b in (1, 2, 4) if b >= self.bits)
+
+    @property
     def epsilon_bound(self) -> float:
         """Theorem 1: eps <= min_j h_j^4 / 16, above which intervals of neighbouring levels touch."""
         return self.min_gap**4 / 16

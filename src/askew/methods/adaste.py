@@ -54,10 +54,18 @@ class AdaSTE(Method):
         """The weight of the double well at this clock."""
         return grown(self.mu0, self.growth, periods(clock, self.period), 1 / self.alpha)
 
+    def numbers(self, clock: Clock) -> dict[str, float]:
+        """mu for the next forward pass; mu_before of the one this step's gradient was taken at."""
+        return {"mu": self.mu(clock), "mu_before": self.mu(Clock(max(0, clock.step - 1), clock.total))}
+
+    def phase(self, clock: Clock) -> tuple[bool, bool]:
+        """Whether w = sign(theta), in the next forward pass and in the one before."""
+        now = self.numbers(clock)
+        return _hard(now["mu"], self.alpha), _hard(now["mu_before"], self.alpha)
+
     def direction(self, gradient: Tensor, w: Tensor, site: Site) -> Tensor:
-        # the gradient was taken at the forward weights that the step before left, with that step's mu
-        mu = self.mu(Clock(max(0, site.clock.step - 1), site.clock.total))
-        scaled = gradient * factor(_level_units(w, site), gradient, mu, self.alpha, self.limit, self.quiet)
+        mu, hard = self.number("mu_before", site), self.phase(site.clock)[1]
+        scaled = gradient * factor(_level_units(w, site), gradient, mu, self.alpha, self.limit, self.quiet, hard)
         return scaled.to(gradient.dtype)
 
     def forward_weight(self, w: Tensor, site: Site) -> Tensor:
@@ -65,7 +73,7 @@ class AdaSTE(Method):
             raise ValueError(
                 f"{site.name}: AdaSTE is defined for the levels -1 and +1 only, got {list(site.levels.values)}"
             )
-        out = forward_map(_level_units(w, site), self.mu(site.clock), self.alpha)
+        out = forward_map(_level_units(w, site), self.number("mu", site), self.alpha, self.phase(site.clock)[0])
         return (out if site.scale is None else out * site.scale).to(w.dtype)
 
 
@@ -79,32 +87,40 @@ def _hard(mu: float, alpha: float) -> bool:
     return alpha * mu >= 1 - 1e-12
 
 
-def forward_map(theta: Tensor, mu: float, alpha: float) -> Tensor:
-    """clamp((theta + mu (1+alpha) sign theta) / (1+mu), -1, 1), and sign(theta) exactly once alpha mu >= 1."""
+def forward_map(theta: Tensor, mu: float | Tensor, alpha: float, hard: bool | None = None) -> Tensor:
+    """clamp((theta + mu (1+alpha) sign theta) / (1+mu), -1, 1), and sign(theta) exactly once alpha mu >= 1 (hard)."""
     sign = torch.where(theta >= 0, 1.0, -1.0).to(theta.dtype)
-    if _hard(mu, alpha):
+    if _hard(float(mu), alpha) if hard is None else hard:
         return sign
     return ((theta + mu * (1 + alpha) * sign) / (1 + mu)).clamp(-1, 1)
 
 
-def factor(theta: Tensor, gradient: Tensor, mu: float, alpha: float, limit: float, quiet: float) -> Tensor:
+def factor(
+    theta: Tensor,
+    gradient: Tensor,
+    mu: float | Tensor,
+    alpha: float,
+    limit: float,
+    quiet: float,
+    hard: bool | None = None,
+) -> Tensor:
     """What multiplies the straight-through gradient g; inward: a step along -g moves theta towards 0.
 
     with T = 1 - alpha mu > 0 (w saturates at |theta| = T) and f the forward map:
       quiet |g|, or |theta| <= 1e-6   1/(1+mu)
       outward                         1/(1+mu) up to T, 0 beyond
       inward                          min(limit, (f(|theta|) - f(0-)) / |theta|),  -f(0-) = mu (1+alpha) / (1+mu)
-    with T <= 0 (w = sign theta), as released:
+    with T <= 0 (hard: w = sign theta), as released:
       quiet |g|, or |theta| <= 1e-3   1
       outward 0;  inward min(limit, 1/|theta|)
     """
     size = theta.abs()
-    soft = not _hard(mu, alpha)
-    slope = 1 / (1 + mu) if soft else 1.0
-    rise = forward_map(size, mu, alpha) + mu * (1 + alpha) / (1 + mu) if soft else torch.ones_like(size)
+    hard = _hard(float(mu), alpha) if hard is None else hard
+    slope = 1.0 if hard else 1 / (1 + mu)
+    rise = torch.ones_like(size) if hard else forward_map(size, mu, alpha, hard) + mu * (1 + alpha) / (1 + mu)
     inward = (rise / size).clamp(max=limit)
-    unsaturated = size <= max(1 - alpha * mu, 1e-6)
+    unsaturated = (size <= 1 - alpha * mu) | (size <= 1e-6)
     outward = slope * unsaturated.to(size.dtype)
     damped = torch.where(theta * gradient > 0, inward, outward)
-    free = (gradient.abs() <= quiet) | (size <= (1e-6 if soft else 1e-3))
-    return torch.where(free, slope, damped)
+    free = (gradient.abs() <= quiet) | (size <= (1e-3 if hard else 1e-6))
+    return torch.where(free, slope, damped).to(size.dtype)

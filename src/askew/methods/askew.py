@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from askew.core import Clock
 from askew.core.direction import arrive, level_first, level_units, quantile_radius, remoteness, skew, snap
 from askew.methods.base import Method, Site, drawn, hull
 
@@ -40,15 +41,20 @@ class LevelFirstSkew(Method):
     name: ClassVar[str] = "askew-level-first"
     needs_before: ClassVar[bool] = True
 
+    def phase(self, clock: Clock) -> bool:
+        """The last step snaps."""
+        return clock.last
+
     def direction(self, gradient: Tensor, w: Tensor, site: Site) -> Tensor:
         if self.by == "quantile":
             q = level_units(w, site.levels, site.scale)
             radius = quantile_radius(remoteness(q, site.levels), site.value)
-            site.memory["radius"] = torch.maximum(site.memory.get("radius", radius), radius)
+            held = site.memory.setdefault("radius", radius)
+            held.copy_(torch.maximum(held, radius))
         return level_first(gradient, w, site.levels, self.radius(site), site.alpha, site.scale).neg_()
 
     def retract(self, w: Tensor, before: Tensor | None, site: Site) -> Tensor:
-        if site.clock.last:
+        if self.phase(site.clock):
             return snap(w, site.levels, site.scale)
         if before is not None:
             w = arrive(w, before, site.levels, self.radius(site), site.scale)
@@ -74,3 +80,13 @@ class DitheredLevelFirst(LevelFirstSkew):
     def forward_weight(self, w: Tensor, site: Site) -> Tensor:
         """One of the two levels around w, at random; w itself on its level, though w / s may round off it."""
         return torch.where(w == snap(w, site.levels, site.scale), w, drawn(w, site))
+
+
+class RoundedLevelFirst(LevelFirstSkew):
+    """Level-first with a forward pass at the nearest levels and a straight-through gradient; keeps a latent copy."""
+
+    name: ClassVar[str] = "askew-level-first-rounded"
+    latent: ClassVar[bool] = True
+
+    def forward_weight(self, w: Tensor, site: Site) -> Tensor:
+        return snap(w, site.levels, site.scale)

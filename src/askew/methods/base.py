@@ -10,7 +10,8 @@ Only a method with `latent = True` has a forward_weight of its own; the wrapper 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Hashable
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -25,7 +26,8 @@ class Site:
     """What a hook may know of the parameter it works on, at this step.
 
     value is the schedule's current number (epsilon in level units, or the capture radius), a 0-d tensor on the
-    parameter's device; memory is the method's own storage for this parameter, kept in the state dict.
+    parameter's device; memory is the method's own storage for this parameter, kept in the state dict and changed in
+    place; numbers are the method's own numbers at this step (Method.numbers), 0-d tensors like value.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Site:
     value: Tensor
     clock: Clock
     memory: dict[str, Tensor]
+    numbers: dict[str, Tensor] = field(default_factory=dict)
 
     def follow(self, w: Tensor) -> None:
         """Measure the scale of w anew, unless there is none or it is frozen."""
@@ -57,6 +60,18 @@ class Method:
     def random(self) -> bool:
         """True when forward_weight draws from torch's generator."""
         return False
+
+    def numbers(self, clock: Clock) -> dict[str, float]:
+        """What changes along the run by itself; hooks read it by `number`, so that a CUDA graph sees it change."""
+        return {}
+
+    def number(self, name: str, site: Site) -> float | Tensor:
+        """The number of that name at this step: on the device where the optimizer keeps it there."""
+        return site.numbers[name] if name in site.numbers else self.numbers(site.clock)[name]
+
+    def phase(self, clock: Clock) -> Hashable:
+        """What the hooks decide on the host at this step. A CUDA graph of a step is good while it stays the same."""
+        return None
 
     def direction(self, gradient: Tensor, w: Tensor, site: Site) -> Tensor:
         return gradient

@@ -53,15 +53,18 @@ class MirrorDescent(Method):
             return min(self.beta, CAP)
         return grown(self.beta, self.growth, periods(clock, self.period), CAP)
 
+    def numbers(self, clock: Clock) -> dict[str, float]:
+        return {"beta": self.steepness(clock)}
+
     def forward_weight(self, w: Tensor, site: Site) -> Tensor:
         x = w.to(compute_dtype(w.dtype))
-        beta = self.steepness(site.clock)
+        beta = self.number("beta", site)
         if site.scale is None:
             return soft_levels(x, site.levels, beta).to(w.dtype)
         return (soft_levels(x / site.scale, site.levels, beta) * site.scale).to(w.dtype)
 
 
-def soft_levels(x: Tensor, levels: LevelSet, beta: float) -> Tensor:
+def soft_levels(x: Tensor, levels: LevelSet, beta: float | Tensor) -> Tensor:
     """(c_1 + c_K)/2 + sum_j h_j/2 tanh(beta (x - m_j)): a staircase through the levels, steps of slope beta h/2."""
     out = torch.full_like(x, (levels.values[0] + levels.values[-1]) / 2)
     for gap, middle in zip(levels.gaps, levels.midpoints, strict=True):

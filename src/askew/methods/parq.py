@@ -1,36 +1,41 @@
-"""PARQ (Jin, Ma, Liu, Gromov, Defazio, Xiao 2025) through torchao's own proximal maps and quantiser."""
+"""PARQ (Jin, Ma, Liu, Gromov, Defazio, Xiao 2025): the forward weight is a slope that steepens into a staircase."""
 
 from __future__ import annotations
 
-import logging
+import math
 from dataclasses import dataclass
-from types import ModuleType
+from itertools import product
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from askew.core import Clock
 from askew.core.annealing import check_point, check_positive
 from askew.core.direction import snap
 from askew.methods.base import Method, Site
 
+Phase = Literal["free", "slope", "hard"]
+TERNARY = 1.1  # torchao's factor of the mean size for ternary levels
+
 
 @dataclass
 class Parq(Method):
-    """Latent weights, the gradient as it is, no clipping; the forward weight is torchao's map of the latents.
+    """Latent weights, the gradient as it is, no clipping; the forward weight is a map of the latents.
 
     Between neighbouring levels a, b with centre m:  clamp(m + (w-m)/rho, a, b), where rho falls from 1 at anneal_start
     to 0 at anneal_end as a normalised sigmoid: s(f) = 1/(1+exp(S (f-1/2))), rho = (s(f)-s(1))/(s(0)-s(1)). Before the
-    start w itself, after the end (hard=True: always; ProxHardQuant, the straight-through form) the nearest level.
+    start w itself, after the end (hard=True: always; the straight-through form) the nearest level.
 
     anneal_start, anneal_end  steps (int) or fractions of the run (float); the authors' CIFAR runs: 0 and 3/4
     steepness                 S; torchao's default 10 (advised 1 to 20; the CIFAR example has 100)
-    levels                    'lsbq': torchao's LSBQuantizer, per tensor, anew at each step (1 bit: +-mean|w|; ternary;
+    levels                    'lsbq': least-squares levels, per tensor, anew at each step (1 bit: +-mean|w|; ternary;
                               2^b levels greedily): only the number of the group's levels counts, and its scale must be
                               'none'. 'fixed': the group's own levels and scale
 
     Equal to torchao's QuantOptimizer(quant_period=1) bit for bit, but for one thing: there the very first gradient is
-    taken at the float weights, here already at the mapped ones (the same if anneal_start > 0).
+    taken at the float weights, here already at the mapped ones (the same if anneal_start > 0). torchao's own code is
+    what `askew bench step` measures; its maps keep numbers on the host, so no CUDA graph can hold them; these can.
     """
 
     anneal_start: float | int = 0.0
@@ -52,17 +57,31 @@ class Parq(Method):
             raise ValueError(f"Parq: anneal_end must come after anneal_start, got {start} .. {end}")
         if self.levels not in ("lsbq", "fixed"):
             raise ValueError(f"Parq(levels) must be 'lsbq' or 'fixed', got {self.levels!r}")
-        _torchao()
+
+    def phase(self, clock: Clock) -> Phase:
+        if self.hard:
+            return "hard"
+        start, end = self._window(clock)
+        return "free" if clock.step < start else "slope" if clock.step < end else "hard"
+
+    def numbers(self, clock: Clock) -> dict[str, float]:
+        return {"rho": self.rho(clock) if self.phase(clock) == "slope" else 1.0}
+
+    def rho(self, clock: Clock) -> float:
+        """The inverse slope between two levels."""
+        start, end = self._window(clock)
+
+        def s(f: float) -> float:
+            return 1 / (1 + math.exp(self.steepness * (f - 0.5)))
+
+        return (s((clock.step - start) / (end - start)) - s(1.0)) / (s(0.0) - s(1.0))
 
     def forward_weight(self, w: Tensor, site: Site) -> Tensor:
-        torchao = _torchao()
+        phase = self.phase(site.clock)
         nearest, table = self._targets(w, site)
-        out = w.detach().clone(memory_format=torch.contiguous_format)
-        by_channel = table.ndim == 2
-        rows = out.view(out.shape[0], -1) if by_channel else out
-        prox = torchao.ProxHardQuant() if self.hard else torchao.ProxPARQ(*self._window(site), self.steepness)
-        prox.apply_(rows, nearest.reshape(rows.shape), table, site.clock.step, dim=-1 if by_channel else None)
-        return out
+        if phase != "slope":
+            return w.clone() if phase == "free" else nearest
+        return slope(w, table, self.number("rho", site))
 
     def final(self, w: Tensor, site: Site) -> Tensor:
         if self.levels == "fixed":
@@ -70,25 +89,63 @@ class Parq(Method):
         _, table = self._targets(w, site)
         return table[torch.bucketize(w.contiguous(), (table[:-1] + table[1:]) / 2, right=True)]
 
-    def _window(self, site: Site) -> tuple[float, float]:
+    def _window(self, clock: Clock) -> tuple[float, float]:
         """Start and end of annealing in steps."""
-        start, end = site.clock.at(self.anneal_start, "anneal_start"), site.clock.at(self.anneal_end, "anneal_end")
+        start, end = clock.at(self.anneal_start, "anneal_start"), clock.at(self.anneal_end, "anneal_end")
         if end <= start:
             raise ValueError(f"Parq: anneal_end must come after anneal_start, got steps {start:g} .. {end:g}")
         return start, end
 
     def _targets(self, w: Tensor, site: Site) -> tuple[Tensor, Tensor]:
-        """(the hard-quantised w, the levels in weight units: (K,), or (channels, K) under a scale per channel)."""
+        """(the nearest levels, the levels in weight units: (K,), or (channels, K) under a scale per channel)."""
         if self.levels == "lsbq":
-            return _torchao().LSBQuantizer().quantize(w.detach(), _lsbq_bits(site))
+            return least_squares_levels(w.detach(), _lsbq_bits(site))
         table = site.levels.table(w)
         if site.scale is not None:
             table = table * (site.scale if site.scale.ndim == 0 else site.scale.reshape(-1, 1))
         return snap(w, site.levels, site.scale), table.to(w.dtype)
 
 
+def slope(w: Tensor, table: Tensor, rho: float | Tensor) -> Tensor:
+    """clamp(m + (w-m)/rho, a, b) between the levels a < b around w, m = (a+b)/2; the end levels beyond them.
+
+    table: the levels, (K,), or (channels, K) with one row for each of w's first dimension.
+    """
+    flat = w.reshape(w.shape[0], -1).contiguous() if table.ndim == 2 else w.contiguous()
+    upper = torch.searchsorted(table, flat)
+    a, b = (_pick(table, i) for i in ((upper - 1).clamp(min=0), upper.clamp(max=table.shape[-1] - 1)))
+    tiny = torch.finfo(w.dtype).tiny
+    m = (a + b) / 2
+    rho = rho.clamp(min=tiny) if isinstance(rho, Tensor) else max(tiny, rho)
+    return torch.minimum(torch.maximum(m + (flat - m) / rho, a), b).reshape(w.shape)
+
+
+def _pick(table: Tensor, index: Tensor) -> Tensor:
+    return table.gather(1, index) if table.ndim == 2 else table[index]
+
+
+def least_squares_levels(w: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """(w at its level, the levels): 2^b sums +-v_1 ... +-v_b, each v the mean size of what the ones before leave.
+
+    bits = 0 is ternary: {-v, 0, v} with v = 1.1 times the mean size.
+    """
+    if bits == 0:
+        v = TERNARY * w.abs().mean()
+        table = torch.stack([-v, torch.zeros_like(v), v])
+        return table[torch.bucketize(w.contiguous(), torch.stack([-0.5 * v, 0.5 * v]))], table
+    rest, sizes = w.clone(), []
+    for _ in range(bits):
+        sizes.append(rest.abs().mean())
+        rest -= torch.where(rest >= 0, sizes[-1], -sizes[-1])
+    sums = [
+        sum(v if up else -v for v, up in zip(sizes, signs, strict=True))
+        for signs in product((False, True), repeat=bits)
+    ]
+    return w - rest, torch.stack([torch.as_tensor(total) for total in sums]).msort()
+
+
 def _lsbq_bits(site: Site) -> int:
-    """torchao's number of bits for K levels; 0 stands for ternary."""
+    """b for 2^b levels; 0 stands for ternary."""
     count = len(site.levels)
     if site.scale is not None:
         raise ValueError(f"{site.name}: Parq(levels='lsbq') finds its own scale; use scale='none', or levels='fixed'")
@@ -97,12 +154,3 @@ def _lsbq_bits(site: Site) -> int:
     if count & (count - 1):
         raise ValueError(f"{site.name}: Parq(levels='lsbq') needs 3 or 2^b levels, got {count}; use levels='fixed'")
     return count.bit_length() - 1
-
-
-def _torchao() -> ModuleType:
-    logging.getLogger("torchao").setLevel(logging.ERROR)  # it warns of kernels that 1-bit maps do not use
-    try:
-        from torchao.prototype import parq
-    except ImportError as error:
-        raise ImportError("Parq runs torchao's proximal maps: pip install askew[parq]") from error
-    return parq

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from askew.core import LevelSet
+from askew.core import Clock, LevelSet
 from askew.core.annealing import check_point, check_positive
 from askew.core.direction import snap
 from askew.methods.base import Method, Site, hull
@@ -43,18 +43,21 @@ class ProxQuant(Method):
         if self.freeze is not None:
             check_point(self.freeze, "ProxQuant(freeze)")
 
+    def numbers(self, clock: Clock) -> dict[str, float]:
+        return {"rate": self.rate * periods(clock, self.period)}
+
+    def phase(self, clock: Clock) -> bool:
+        """True from `freeze` on."""
+        return self.freeze is not None and clock.step >= clock.at(self.freeze, "freeze")
+
     def direction(self, gradient: Tensor, w: Tensor, site: Site) -> Tensor:
-        return torch.zeros_like(gradient) if self.frozen(site) else gradient
+        return torch.zeros_like(gradient) if self.phase(site.clock) else gradient
 
     def retract(self, w: Tensor, before: Tensor | None, site: Site) -> Tensor:
-        if self.frozen(site):
+        if self.phase(site.clock):
             return snap(w, site.levels, site.scale)
-        strength = site.lr * self.rate * periods(site.clock, self.period)
+        strength = site.lr * self.number("rate", site)
         return hull(prox(w, site.levels, strength, site.scale), site)
-
-    def frozen(self, site: Site) -> bool:
-        """True from `freeze` on."""
-        return self.freeze is not None and site.clock.step >= site.clock.at(self.freeze, "freeze")
 
 
 def prox(w: Tensor, levels: LevelSet, strength: float | Tensor, scale: Tensor | None = None) -> Tensor:

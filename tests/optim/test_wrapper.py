@@ -573,7 +573,7 @@ def test_zero_grad_and_the_users_gradient(make, to_none):
 
 
 def test_the_users_gradient_comes_back_when_the_base_fails(monkeypatch):
-    model, opt = small(askew.LevelFirst(start=0, end=2))
+    model, opt = small(askew.LevelFirst(start=0, end=2), fused=False)
     train(model, opt, range(2))
     held = [p.grad for p in model.parameters()]
     monkeypatch.setattr(SGD, "step", lambda self, closure=None: 1 / 0)
@@ -691,7 +691,7 @@ def test_a_method_describes_itself_and_full_precision_changes_nothing():
     from askew.methods.base import FullPrecision
 
     free, model = Net(), Net()
-    opt = MethodOptimizer(BASES["adam"](askew.groups(model, askew.binary())), FullPrecision())
+    opt = MethodOptimizer(BASES["adam"](askew.groups(model, askew.binary())), FullPrecision(), fused=False)
     train(free, BASES["adam"](free.parameters()), range(4))
     train(model, opt, range(4))
     assert differing(weights_of(free), weights_of(model)) == []

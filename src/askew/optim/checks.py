@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from askew.core import Annealing, EpsilonWarning, LevelSet, as_levels
 from askew.core.scale import check_scale
+from askew.optim.fused_native import any_bad
 from askew.optim.sharding import agreed, is_sharded, local
 
 Group = dict[str, Any]
@@ -83,7 +84,7 @@ def gradients(groups: list[Group]) -> Iterator[tuple[str, Tensor]]:
 
 def _bad_here(found: list[tuple[str, Tensor]]) -> list[str]:
     """Names of the gradients with NaN or infinity; one device sync when there is none."""
-    if not found:
+    if not found or any_bad([g for _, g in found]) is False:
         return []
     largest = torch.nn.utils.get_total_norm([g for _, g in found if g.numel()], norm_type=math.inf)
     if bool(torch.isfinite(largest)):

@@ -25,9 +25,10 @@ from askew.core.direction import level_units, radius_within, remoteness, remoten
 from askew.core.levels import compute_dtype
 from askew.core.scale import moments, scale_from
 from askew.methods.adaste import AdaSTE
-from askew.methods.askew import DitheredLevelFirst, EpsilonSkew, LevelFirstSkew
+from askew.methods.askew import DitheredLevelFirst, EpsilonSkew, LevelFirstSkew, RoundedLevelFirst
 from askew.methods.base import FullPrecision, Method, Site
 from askew.methods.binaryconnect import BinaryConnect
+from askew.methods.luq import Luq
 from askew.methods.mirror import MirrorDescent
 from askew.methods.parq import Parq
 from askew.methods.projected import ProjectedGradient
@@ -39,7 +40,9 @@ ELEMENTWISE = (
     EpsilonSkew,
     LevelFirstSkew,
     DitheredLevelFirst,
+    RoundedLevelFirst,
     BinaryConnect,
+    Luq,
     AdaSTE,
     MirrorDescent,
     ProxQuant,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Literal
 
 import torch
@@ -14,10 +14,12 @@ from torch.optim import Optimizer
 from askew.core import Annealing, Clock, LevelFirst, LevelSet, Plateau
 from askew.core.annealing import Unannealed, from_description
 from askew.core.scale import Per, ScaleKind
-from askew.methods.askew import DitheredLevelFirst, EpsilonSkew, LevelFirstSkew
+from askew.methods.askew import DitheredLevelFirst, EpsilonSkew, LevelFirstSkew, RoundedLevelFirst
 from askew.methods.base import Method, Site
 from askew.optim import checkpoint, sharding
 from askew.optim.checks import Group, NonFinite, check_gradients, check_group, labels, only_makes_state, warn_epsilon
+from askew.optim.fused import Fusion
+from askew.optim.fused_work import restore_moments
 
 Closure = Callable[[], Any]
 
@@ -46,6 +48,8 @@ class MethodOptimizer(Optimizer):
         per: Per = "tensor",
         total_steps: int | None = None,
         nonfinite: NonFinite = "raise",
+        fused: bool | None = None,
+        master: bool = False,
     ) -> None:
         if not isinstance(base, Optimizer):
             raise TypeError(f"base must be a torch.optim.Optimizer, got {type(base).__name__}")
@@ -60,6 +64,10 @@ class MethodOptimizer(Optimizer):
         self.nonfinite: NonFinite = nonfinite
         self.steps = 0
         self.skipped = 0
+        if master and fused is False:
+            raise ValueError("master=True needs the fused step: leave fused at None or True")
+        self._fusion = Fusion(True if master else fused)
+        self._master = master
         self.plateau = self.annealing.fresh() if isinstance(self.annealing, Plateau) else None
         self._options: Group = {
             "levels": levels,
@@ -72,6 +80,7 @@ class MethodOptimizer(Optimizer):
         self._memory: dict[Tensor, dict[str, Tensor]] = {}
         self._values: dict[tuple[int, torch.device], Tensor] = {}
         self._numbers: dict[int, float] = {}
+        self._numbers_on: dict[tuple[str, torch.device], Tensor] = {}
         self._check_times()
         ready = [self._completed(group, position) for position, group in enumerate(base.param_groups)]
         if all(group["levels"] is None for group in ready):
@@ -79,8 +88,10 @@ class MethodOptimizer(Optimizer):
         for group, full in zip(base.param_groups, ready, strict=True):
             group.update(full)
         self._adopt_base()
-        for position, group in self._managed():
+        for position, group in enumerate(base.param_groups):
             self._begin(group, position)
+        if self._fusion.wanted:
+            self._fusion.applies(self)
 
     # -- the torch.optim.Optimizer face -------------------------------------------------------------------------------
 
@@ -119,8 +130,7 @@ class MethodOptimizer(Optimizer):
         except Exception:
             del self.param_groups[position]
             raise
-        if added["levels"] is not None:
-            self._begin(added, position)
+        self._begin(added, position)
 
     def step(self, closure: Closure | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """One step. A closure is evaluated at the weights the network computes with, exactly as in a plain step."""
@@ -142,7 +152,10 @@ class MethodOptimizer(Optimizer):
         if not capturing:
             self.tick()
         with torch.no_grad():
-            self._step(closure if needs_closure else None)
+            if not needs_closure and self._fusion.applies(self):
+                self._fusion.step(self)
+            else:
+                self._step(closure if needs_closure else None)
         self.base._opt_called = True  # pyright: ignore[reportAttributeAccessIssue] # a scheduler on the base may ask
         return loss
 
@@ -153,6 +166,8 @@ class MethodOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume: everything is checked first; the saved schedule and options win, as torch's learning rates do."""
         checkpoint.unpack(self, state_dict)
+        if self._master:
+            restore_moments(self, state_dict)
 
     # -- annealing ----------------------------------------------------------------------------------------------------
 
@@ -163,11 +178,29 @@ class MethodOptimizer(Optimizer):
 
     def tick(self) -> None:
         """Advance the annealing by one step. `step` does it; call it yourself before each replay of a CUDA graph."""
-        now = self.clock
-        number = self.annealing.value(now, self.plateau)
-        for position, group in self._managed():
-            self._set_value(position, group, number)
+        self._set_dials(self.clock)
         self.steps += 1
+
+    def dials(self) -> list[Tensor]:
+        """The 0-d tensors that `tick` sets: the value of each group, the method's own numbers; in a fixed order."""
+        return [*self._values.values(), *self._numbers_on.values()]
+
+    def dial_settings(self, clock: Clock) -> list[float]:
+        """What `tick` sets the dials to at that clock, so that a CUDA graph may set them itself, from a table."""
+        value, numbers = self.annealing.value(clock, self.plateau), self.method.numbers(clock)
+        values = [self._in_group_units(position, value) for position, _ in self._values]
+        return [*values, *(numbers[name] for name, _ in self._numbers_on)]
+
+    def phase(self, clock: Clock) -> Hashable:
+        """What a step at that clock decides on the host; a CUDA graph of a step is good while it stays the same."""
+        return clock.last, self.annealing.started(clock), self.method.phase(clock)
+
+    def advance(self, steps: int) -> None:
+        """Count steps that were taken by replays of a CUDA graph which set the dials itself."""
+        self.steps += steps
+        value = self.annealing.value(Clock(max(0, self.steps - 1), self.total_steps), self.plateau)
+        for position, _ in self._managed():
+            self._numbers[position] = self._in_group_units(position, value)
 
     def report(self, metric: float) -> None:
         """Tell a Plateau schedule how training goes (lower is better)."""
@@ -214,8 +247,8 @@ class MethodOptimizer(Optimizer):
         for _, p, site in sites:
             on_level = sharding.apply(self.method, "final", site, self.underlying(p))
             p.copy_(on_level)
-            if self.method.latent:
-                self._memory[p]["latent"].copy_(on_level)
+            if self.underlying(p) is not p:
+                self.underlying(p).copy_(on_level)
 
     # -- inner workings -----------------------------------------------------------------------------------------------
 
@@ -237,13 +270,20 @@ class MethodOptimizer(Optimizer):
         return full
 
     def _begin(self, group: Group, position: int) -> None:
-        """Set the value of a new group and, for latent methods, the forward weights."""
+        """Set the value of a new group and, for latent methods, the forward weights; master copies for any group."""
+        if self._master:
+            for p in group["params"]:
+                if p.dtype == torch.bfloat16:
+                    self._memory.setdefault(p, {})["latent"] = p.detach().float()
+        if group["levels"] is None:
+            return
         self._set_value(position, group, self.annealing.value(self.clock, self.plateau))
+        self._set_numbers(self.clock, group)
         if not self.method.latent:
             return
         with torch.no_grad():
             for name, p in zip(labels(group), group["params"], strict=True):
-                self._memory.setdefault(p, {})["latent"] = p.detach().clone()
+                self._memory.setdefault(p, {}).setdefault("latent", p.detach().clone())
                 site = self._site(p, name, group, position, self.clock, False)
                 p.copy_(sharding.apply(self.method, "forward_weight", site, p))
 
@@ -258,37 +298,54 @@ class MethodOptimizer(Optimizer):
 
     def _restore_values(self) -> None:
         """After loading: the numbers as the last step before the checkpoint used them."""
-        number = self.annealing.value(Clock(max(0, self.steps - 1), self.total_steps), self.plateau)
-        for position, group in self._managed():
-            self._set_value(position, group, number)
+        self._set_dials(Clock(max(0, self.steps - 1), self.total_steps))
 
     def _set_value(self, position: int, group: Group, number: float) -> None:
-        if self.annealing.kind == "epsilon":
-            number *= group["levels"].epsilon_bound
-        self._numbers[position] = number
+        number = self._numbers[position] = self._in_group_units(position, number)
         for device in {p.device for p in group["params"]}:
             held = self._values.get((position, device))
             if held is None:
                 held = self._values[position, device] = torch.zeros((), dtype=_scalar_dtype(device), device=device)
             held.fill_(number)
 
+    def _in_group_units(self, position: int, number: float) -> float:
+        """A schedule's epsilon counts in units of Theorem 1's bound, which is the group's own."""
+        bound = self.param_groups[position]["levels"].epsilon_bound if self.annealing.kind == "epsilon" else 1.0
+        return number * bound
+
+    def _set_numbers(self, clock: Clock, group: Group) -> None:
+        for name, number in self.method.numbers(clock).items():
+            for device in {p.device for p in group["params"]}:
+                if (name, device) not in self._numbers_on:
+                    self._numbers_on[name, device] = torch.zeros((), dtype=_scalar_dtype(device), device=device)
+                self._numbers_on[name, device].fill_(number)
+
+    def _set_dials(self, clock: Clock) -> None:
+        number = self.annealing.value(clock, self.plateau)
+        for position, group in self._managed():
+            self._set_value(position, group, number)
+            self._set_numbers(clock, group)
+
     def _site(self, p: Tensor, name: str, group: Group, position: int, now: Clock, freeze: bool) -> Site:
-        levels: LevelSet = group["levels"]
-        lr = group.get("lr", 1.0)
         memory = self._memory.setdefault(p, {})
         return (sharding.ShardedSite if sharding.is_sharded(p) else Site)(
             name=name,
-            levels=levels,
+            levels=group["levels"],
             scale_rule=(group["scale"], group["per"]),
             scale=self._scale(p, group, memory, freeze and (now.last or self.annealing.started(now))),
-            lr=lr,
+            lr=group.get("lr", 1.0),
             alpha=group["alpha"],
-            clip=_quarter(levels, lr) if group["clip"] == "quarter" else group["clip"],
+            clip=self._clip(group),
             clamp=group["clamp"],
             value=self._values[position, p.device],
             clock=now,
             memory=memory,
+            numbers={name: held for (name, device), held in self._numbers_on.items() if device == p.device},
         )
+
+    def _clip(self, group: Group) -> float | Tensor:
+        """M in level units."""
+        return _quarter(group["levels"], group.get("lr", 1.0)) if group["clip"] == "quarter" else group["clip"]
 
     def _scale(self, p: Tensor, group: Group, memory: dict[str, Tensor], freeze: bool) -> Tensor | None:
         """The scale follows the weights until annealing starts (at the latest the last step), then it is frozen."""
@@ -371,6 +428,10 @@ class ASkew(MethodOptimizer):
     scale, per   how weights map to level units: 'none', 'abs-mean' or 'sawb', per 'tensor' or 'channel'
     total_steps  length of the run, for schedules given in fractions
     nonfinite    NaN or infinite gradients: 'raise', 'skip' the step, or 'ignore' (no check, no device sync)
+    fused        one pass over weight, gradient and moments for torch's SGD, Adam and AdamW (optim/fused.py); None:
+                 where it can be done, True: or else an error that says why, False: never
+    master       bfloat16 weights are rounded from float32 copies, which are what is optimised, with float32 moments
+                 (8 more bytes each); needs the fused step
     """
 
     def __init__(
@@ -386,6 +447,8 @@ class ASkew(MethodOptimizer):
         per: Per = "tensor",
         total_steps: int | None = None,
         nonfinite: NonFinite = "raise",
+        fused: bool | None = None,
+        master: bool = False,
     ) -> None:
         annealing = annealing or LevelFirst()
         super().__init__(
@@ -400,6 +463,8 @@ class ASkew(MethodOptimizer):
             per=per,
             total_steps=total_steps,
             nonfinite=nonfinite,
+            fused=fused,
+            master=master,
         )
 
     def method_under(self, description: dict[str, Any]) -> Method:
@@ -413,6 +478,8 @@ class ASkew(MethodOptimizer):
 def _method_for(annealing: Annealing) -> Method:
     if not isinstance(annealing, LevelFirst):
         return EpsilonSkew()
+    if annealing.rounded:
+        return RoundedLevelFirst(annealing.by)
     return (DitheredLevelFirst if annealing.dither else LevelFirstSkew)(annealing.by)
 
 

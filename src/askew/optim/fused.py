@@ -1,0 +1,191 @@
+"""The fused step: direction, base optimizer and retract in one pass over weight, gradient and moments.
+
+It does what the wrapped form does for torch's SGD, Adam and AdamW, on the same state, so the two may change places at
+any step; the wrapped form stays for every other base, method and dtype. Kernels: fused_cpu.py (C++), fused_cuda.py
+(Triton).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW
+
+from askew.core import Clock
+from askew.methods.askew import EpsilonSkew, LevelFirstSkew
+from askew.methods.base import FullPrecision, Method
+from askew.methods.binaryconnect import BinaryConnect
+from askew.optim import fused_cpu, fused_cuda
+from askew.optim.checks import Group, names
+from askew.optim.fused_work import ParamWork, gradient, group_work, param_work
+from askew.optim.sharding import apply, is_sharded, local
+
+if TYPE_CHECKING:
+    from askew.optim.wrapper import MethodOptimizer
+
+DTYPES = (torch.float32, torch.bfloat16)
+MAX_LEVELS = 64
+DEVICES = {"cpu": fused_cpu, "cuda": fused_cuda}
+
+
+class Fusion:
+    """Whether to fuse (None: where it can be done, True: or else an error, False: never) and what steps may reuse."""
+
+    def __init__(self, wanted: bool | None) -> None:
+        if wanted not in (None, True, False):
+            raise ValueError(f"fused must be None, True or False, got {wanted!r}")
+        self.wanted = wanted
+        self._known: list[Any] | None = None  # what the batches were made for
+        self._batches: list[tuple[Any, list[Tensor]]] = []  # of one device each, with their parameters
+        self._captured: list[Any] = []  # what CUDA graphs read when they are replayed
+        self._reusable = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"wanted": self.wanted}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["wanted"])
+
+    def applies(self, optimizer: MethodOptimizer) -> bool:
+        """May this step be fused? With fused=True a reason against it is an error."""
+        if self.wanted is False:
+            return False
+        self._reusable = self._known is not None and self._known == _fingerprint(optimizer)
+        reason = refusal(optimizer, weights=not self._reusable)
+        if reason is not None and self.wanted:
+            raise ValueError(f"fused=True: {reason}; with fused=None the wrapped step is taken there")
+        return reason is None
+
+    def step(self, optimizer: MethodOptimizer) -> None:
+        """One step, after `applies`, on every parameter with a gradient; the run's last one lands the others, too."""
+        now = Clock(max(0, optimizer.steps - 1), optimizer.total_steps)
+        groups = [group_work(optimizer, i, group, now.last) for i, group in enumerate(optimizer.param_groups)]
+        if not self._reusable:
+            self._prepare(optimizer, now, groups)
+        for batch, weights in self._batches:
+            if self._reusable:
+                batch.run(groups, [p.grad for p in weights])
+            else:
+                batch.run(groups, [gradient(p, local(optimizer.underlying(p))) for p in weights])
+        if not self._reusable:
+            self._known = _fingerprint(optimizer)
+        if now.last:
+            for _, p, site in optimizer.weights():
+                if p.grad is None:
+                    p.copy_(apply(optimizer.method, "retract", site, p, None))
+
+    def _prepare(self, optimizer: MethodOptimizer, now: Clock, groups: list[Any]) -> None:
+        """Batches of the parameters with gradients; scales are measured, and frozen once annealing has started."""
+        self._captured += [batch for batch, _ in self._batches if batch.captured]
+        self._known, self._batches = None, []
+        works: dict[str, list[tuple[ParamWork, Tensor]]] = {}
+        freeze = now.last or optimizer.annealing.started(now)
+        for position, group in enumerate(optimizer.param_groups):
+            for p in group["params"]:
+                scale = None
+                if group["levels"] is not None:
+                    scale = optimizer._scale(p, group, optimizer._memory.setdefault(p, {}), freeze)
+                if p.grad is not None:
+                    work = param_work(optimizer, position, groups[position], p, scale)
+                    works.setdefault(str(p.device), []).append((work, p))
+        for pairs in works.values():
+            module = DEVICES[pairs[0][0].w.device.type]
+            gradients = [p.grad for _, p in pairs]
+            self._batches.append((module.Batch([work for work, _ in pairs], gradients), [p for _, p in pairs]))
+
+
+def _fingerprint(optimizer: MethodOptimizer) -> list[Any] | None:
+    """All that a batch depends on but scalars and the gradients' addresses; None if it must be made anew each time."""
+    state, memory, out = optimizer.base.state, optimizer._memory, []
+    for group in optimizer.param_groups:
+        follows = group["levels"] is not None and group["scale"] != "none"
+        out.append(group["clamp"])
+        for p in group["params"]:
+            g = p.grad
+            if is_sharded(p) or (follows and "scale" not in memory.get(p, ())):
+                return None
+            if g is None:
+                out.append(None)
+                continue
+            if g.stride() != p.stride() or type(g) is not Tensor:
+                return None
+            entries = state.get(p) or {}
+            held = memory.get(p) or {}
+            out += (p.data_ptr(), g.dtype, *map(id, entries.values()), *map(id, held.values()))
+    return out
+
+
+def refusal(optimizer: MethodOptimizer, weights: bool = True) -> str | None:
+    """Why the step cannot be fused, or None. weights: look at every parameter, too."""
+    reason = _base_refusal(optimizer.base) or _method_refusal(optimizer.method)
+    for position, group in enumerate(optimizer.param_groups):
+        reason = reason or _group_refusal(optimizer, position, group)
+        if reason is None and weights:
+            found = ((i, _weight_refusal(p, local(p))) for i, p in enumerate(group["params"]))
+            reason = next((f"{names(group, position)[i]}: {why}" for i, why in found if why), None)
+    return reason
+
+
+def _base_refusal(base: Any) -> str | None:
+    if type(base) not in (SGD, Adam, AdamW):
+        return f"the base is {type(base).__name__}, not torch.optim.SGD, Adam or AdamW"
+    return None
+
+
+def _method_refusal(method: Method) -> str | None:
+    if type(method) is LevelFirstSkew and method.by != "radius":
+        return f"level-first by {method.by} looks at whole tensors"
+    if type(method) is BinaryConnect and method.stochastic:
+        return "stochastic BinaryConnect draws from torch's generator"
+    if type(method) not in (EpsilonSkew, LevelFirstSkew, FullPrecision, Method, BinaryConnect):
+        return f"the method {method.name} has no fused form"
+    return None
+
+
+def _group_refusal(optimizer: MethodOptimizer, position: int, group: Group) -> str | None:
+    where = f"group {position}: "
+    for option in ("amsgrad", "maximize", "differentiable"):
+        if group.get(option):
+            return f"{where}{option}=True has no fused form"
+    for option in ("weight_decay", "momentum", "dampening", "eps"):
+        if isinstance(group.get(option), Tensor):
+            return f"{where}{option} is a tensor"
+    if any(isinstance(beta, Tensor) for beta in group.get("betas", ())):
+        return f"{where}betas are tensors"
+    levels = group.get("levels")
+    if levels is not None and len(levels) > MAX_LEVELS:
+        return f"{where}{len(levels)} levels are more than {MAX_LEVELS}"
+    if levels is not None and type(optimizer.method) is BinaryConnect and group["scale"] != "none":
+        return f"{where}BinaryConnect measures the scale {group['scale']!r} between step and forward weights"
+    if len({p.device for p in group["params"]}) > 1:
+        return f"{where}its parameters lie on several devices"
+    if group["params"]:
+        return _capture_refusal(group, group["params"][0].device.type, where)
+    return None
+
+
+def _capture_refusal(group: Group, device: str, where: str) -> str | None:
+    capturable = group.get("capturable")
+    if capturable and device == "cpu":
+        return f"{where}capturable=True on the CPU"
+    if capturable is False and device == "cuda" and torch.cuda.is_current_stream_capturing():
+        return f"{where}a CUDA graph needs capturable=True"
+    if device == "cuda" and (capturable or group.get("fused")) and torch.get_default_dtype() != torch.float32:
+        return f"{where}step counts of {torch.get_default_dtype()} on the device"
+    return None
+
+
+def _weight_refusal(p: Tensor, here: Tensor) -> str | None:
+    if type(p) not in (Tensor, nn.Parameter) and not is_sharded(p):
+        return f"the tensor type {type(p).__name__} has no fused form"
+    if here.dtype not in DTYPES:
+        return f"dtype {here.dtype} has no fused form (float32 and bfloat16 have)"
+    if here.device.type not in DEVICES:
+        return f"device {here.device} has no fused form (cpu and cuda have)"
+    if p.grad is not None and (p.grad.dtype not in DTYPES or p.grad.device != p.device):
+        return f"its gradient is {p.grad.dtype} on {p.grad.device}"
+    if torch.empty_like(here, device="meta").stride() != here.stride():
+        return "its memory has gaps or overlaps"
+    return DEVICES[here.device.type].refusal()

@@ -1,0 +1,138 @@
+"""What one fused step has to do, free of any device: the scalars of each group, the arrays of each parameter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD
+
+from askew.core import LevelSet
+from askew.methods.askew import EpsilonSkew, LevelFirstSkew
+from askew.methods.binaryconnect import BinaryConnect
+from askew.optim.checks import Group
+from askew.optim.sharding import aligned, local
+
+if TYPE_CHECKING:
+    from askew.optim.wrapper import MethodOptimizer
+
+PLAIN, INTERVAL, LEVEL_FIRST = range(3)  # native/step.h
+
+
+@dataclass
+class GroupWork:
+    """One parameter group at this step. Scalars that live on a device (lr, value, clip) stay there as 0-d tensors."""
+
+    mode: int
+    levels: LevelSet | None
+    number: float  # epsilon or capture radius on the host; `value` is the same on the device
+    value: Tensor | None
+    alpha: float
+    clip: float | Tensor
+    snap: bool
+    forward: bool
+    adam: bool
+    lr: float | Tensor
+    options: Group  # betas, eps, weight_decay, momentum, .. as torch keeps them
+
+
+@dataclass
+class ParamWork:
+    """One parameter: arrays of this process in one memory order, and where its step count stands.
+
+    Not its gradient: what is kept between steps must not keep old gradients alive.
+    """
+
+    position: int  # of its group
+    w: Tensor
+    m: Tensor | None
+    v: Tensor | None
+    out: Tensor | None
+    scale: Tensor | None
+    clamp: bool
+    step: Tensor | None
+    fresh: bool
+
+
+def group_work(optimizer: MethodOptimizer, position: int, group: Group, last: bool) -> GroupWork:
+    """The scalars of one group; a group without levels, or full precision, is the base optimizer alone."""
+    method, levels = optimizer.method, group["levels"]
+    modes = {EpsilonSkew: INTERVAL, LevelFirstSkew: LEVEL_FIRST}
+    devices = [p.device for p in group["params"][:1]] if levels is not None else []
+    return GroupWork(
+        mode=PLAIN if levels is None else modes.get(type(method), PLAIN),
+        levels=levels,
+        number=0.0 if levels is None else optimizer.value(position),
+        value=optimizer._values[position, devices[0]] if devices else None,
+        alpha=0.0 if levels is None else group["alpha"],
+        clip=1.0 if levels is None else optimizer._clip(group),
+        snap=levels is not None and type(method) is LevelFirstSkew and last,
+        forward=levels is not None and type(method) is BinaryConnect,
+        adam=type(optimizer.base) is not SGD,
+        lr=group["lr"],
+        options=group,
+    )
+
+
+def param_work(
+    optimizer: MethodOptimizer, position: int, work: GroupWork, p: Tensor, scale: Tensor | None
+) -> ParamWork:
+    """The arrays of one parameter, laid out alike; makes the base's state as its own step would."""
+    memory, state = optimizer._memory.get(p, {}), optimizer.base.state
+    w = memory.get("latent", p)
+    m = v = step = None
+    fresh = False
+    if work.adam:
+        if not state[p]:
+            optimizer.base._init_group({**work.options, "params": [p]}, *([] for _ in range(6)))  # pyright: ignore
+            if w.dtype != p.dtype:  # float32 moments beside a float32 master copy
+                state[p].update(exp_avg=torch.zeros_like(w), exp_avg_sq=torch.zeros_like(w))
+        m, v, step = _in_order(state[p], "exp_avg", w), _in_order(state[p], "exp_avg_sq", w), state[p]["step"]
+    elif work.options["momentum"] != 0:
+        fresh = state[p].get("momentum_buffer") is None
+        if fresh:
+            state[p]["momentum_buffer"] = torch.empty_like(w)
+        m = _in_order(state[p], "momentum_buffer", w)
+    clamped = type(optimizer.method) is BinaryConnect or work.options["clamp"]
+    levels = work.levels is not None and (work.mode != PLAIN or work.forward)
+    return ParamWork(
+        position=position,
+        w=local(w),
+        m=m,
+        v=v,
+        out=None if w is p else local(p),
+        scale=None if scale is None else local(scale),
+        clamp=bool(levels and clamped and (scale is None or "scale" in memory)),
+        step=step,
+        fresh=fresh,
+    )
+
+
+def gradient(p: Tensor, w: Tensor) -> Tensor:
+    """This process's gradient in the weights' memory order; copied only if it lies otherwise."""
+    assert p.grad is not None
+    g: Any = local(aligned(p.grad, p))
+    if hasattr(g, "wait"):  # a collective that is still under way
+        g = g.wait()
+    return g if g.stride() == w.stride() or g.numel() < 2 else torch.empty_like(w, dtype=g.dtype).copy_(g)
+
+
+def _in_order(state: dict[str, Any], key: str, w: Tensor) -> Tensor:
+    """The state tensor in the weights' memory order; laid out anew for good if it came otherwise (from a file)."""
+    held, here = local(state[key]), local(w)
+    if held.stride() != here.stride() and held.numel() > 1:
+        state[key] = torch.empty_like(w, dtype=held.dtype).copy_(state[key])
+        held = local(state[key])
+    return held
+
+
+def restore_moments(optimizer: MethodOptimizer, state_dict: dict[str, Any]) -> None:
+    """After loading: the float32 moments of master copies, which torch has rounded to the parameters' dtype."""
+    for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
+        for p, i in zip(group["params"], saved["params"], strict=True):
+            for key, value in state_dict["state"].get(i, {}).items():
+                held = optimizer.base.state.get(p, {}).get(key)
+                if key != "step" and held is not None and held.dtype != value.dtype:
+                    optimizer.base.state[p][key] = value.detach().to(p.device, copy=True)

@@ -1,0 +1,67 @@
+"""What the tests of the fused step share: runs of one setting in both forms, and distances in units of rounding."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW
+
+import askew
+from askew.core import Constant, LevelSet
+
+BASES = {
+    "sgd": lambda g: SGD(g, lr=0.1),
+    "momentum": lambda g: SGD(g, lr=0.1, momentum=0.9, dampening=0.2, weight_decay=0.01),
+    "nesterov": lambda g: SGD(g, lr=0.1, momentum=0.9, nesterov=True),
+    "adam": lambda g: Adam(g, lr=0.05),
+    "adam-decay": lambda g: Adam(g, lr=0.05, weight_decay=0.1, betas=(0.3, 0.9)),
+    "adamw": lambda g: AdamW(g, lr=0.05, weight_decay=0.1),
+}
+SCHEDULES = {
+    "interval": Constant(0.5),
+    "free": Constant(1e9),
+    "level-first": askew.LevelFirst(start=0.0, end=0.8),
+}
+LEVELS = {
+    "binary": askew.binary(),
+    "int4": askew.uniform(4),
+    "pair": LevelSet((-0.3, 0.4)),
+    "table": LevelSet((-0.7, 0.1, 0.9, 1.5)),
+}
+SCALES = [("none", "tensor"), ("abs-mean", "tensor"), ("sawb", "channel")]
+SHAPES = [(33, 7, 3, 3), (40, 31), (5, 1), (1, 1), (0, 5)]
+TOTAL = 10
+
+
+def run(fused, base, schedule, levels, scale=SCALES[0], steps=TOTAL, dtype=torch.float32, device="cpu", **more):
+    """(parameters, optimizer) after steps on fixed gradients; a conv weight lies channels-last, two have no levels."""
+    g = torch.Generator().manual_seed(3)
+    start = [torch.randn(s, generator=g) * max(abs(c) for c in levels.values) / 2 for s in SHAPES]
+    ps = [nn.Parameter(w.to(device, dtype)) for w in start]
+    ps[0] = nn.Parameter(ps[0].detach().to(memory_format=torch.channels_last))
+    free = [nn.Parameter(torch.randn(s, generator=g).to(device, dtype)) for s in ((7,), ())]
+    groups = [{"params": ps, "levels": levels}, {"params": free, "levels": None}]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        opt = askew.ASkew(base(groups), schedule, scale=scale[0], per=scale[1], total_steps=TOTAL, fused=fused, **more)
+    for k in range(steps):
+        advance([*ps, *free], opt, k)
+    return [*ps, *free], opt
+
+
+def advance(ps: list[nn.Parameter], opt: askew.ASkew, k: int) -> None:
+    """Step k, with gradients that depend on k alone."""
+    g = torch.Generator().manual_seed(100 + k)
+    for p in ps:
+        p.grad = torch.randn(p.shape, generator=g).to(p.device, p.dtype)  # plain layout: conv's must be laid out anew
+    opt.step()
+
+
+def ulps(a: Tensor, b: Tensor, size: Tensor | float = 0.0) -> float:
+    """The largest |a - b| in units of float32's spacing at the size of the numbers involved."""
+    if not a.numel():
+        return 0.0
+    unit = torch.finfo(torch.float32).eps * torch.maximum(torch.maximum(a.abs(), b.abs()), torch.as_tensor(size))
+    return float(((a.double() - b.double()).abs() / unit.clamp(min=1e-38)).max())

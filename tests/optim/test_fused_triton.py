@@ -1,0 +1,63 @@
+"""The Triton kernel's mathematics in Triton's interpreter, on CPU tensors; skips where Triton is not installed."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+
+import pytest
+import torch
+from fused_kit import BASES, LEVELS, SCALES, SCHEDULES, run, ulps
+
+from askew.optim import fused, fused_cuda
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton looks when it is imported
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compiled there: see test_fused_cuda.py")
+FEW = 8
+CASES = [
+    ("sgd", "interval", "binary", 0, 1),
+    ("nesterov", "level-first", "int4", 2, 10),
+    ("momentum", "interval", "table", 1, 2),
+    ("adam", "interval", "int4", 2, 2),
+    ("adam", "level-first", "pair", 1, 2),
+    ("adam", "level-first", "binary", 0, 10),
+    ("adam-decay", "interval", "pair", 0, 1),
+    ("adamw", "level-first", "table", 2, 10),
+    ("adamw", "free", "binary", 0, 2),
+]
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    """The Triton form in place of the C++ one."""
+    monkeypatch.setitem(fused.DEVICES, "cpu", fused_cuda)
+    monkeypatch.setattr(fused_cuda, "BLOCK", 1024)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+
+
+@pytest.mark.parametrize("host", [False, True], ids=["device-count", "host-count"])
+@pytest.mark.parametrize(("base", "schedule", "levels", "scale", "steps"), CASES)
+def test_it_equals_the_wrapped_step(base, schedule, levels, scale, steps, host, monkeypatch):
+    if host and not base.startswith("adam"):
+        pytest.skip("SGD has no step count")
+    if host:
+        monkeypatch.setattr(fused_cuda, "_counted_by_host", lambda work: work.step is not None)
+    setting = BASES[base], SCHEDULES[schedule], LEVELS[levels], SCALES[scale], steps
+    here, there = run(True, *setting), run(False, *setting)
+    assert here[1]._fusion._batches[0][0].__class__ is fused_cuda.Batch
+    for a, b in zip(here[0], there[0], strict=True):
+        assert ulps(a.detach(), b.detach(), 1.0) <= steps * FEW
+        for key, value in here[1].state[a].items():
+            assert ulps(value, there[1].state[b][key], 1.0) <= steps * FEW
+
+
+def test_bfloat16_with_a_master_copy():
+    """The interpreter cuts bits off where the GPU rounds: to one bfloat16 step here, exactly in test_fused_cuda.py."""
+    ps, opt = run(
+        True, BASES["adam"], SCHEDULES["level-first"], LEVELS["int4"], dtype=torch.bfloat16, master=True, steps=2
+    )
+    for p in ps:
+        torch.testing.assert_close(p.detach(), opt.underlying(p).bfloat16(), rtol=2**-7, atol=0)
+        assert opt.state[p]["exp_avg"].dtype == torch.float32

@@ -8,6 +8,8 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
+from askew.models.norm import Chain, norm_activation
+
 Stem = Literal["imagenet", "small", "tiny"]
 
 
@@ -31,8 +33,8 @@ class BasicBlock(nn.Module):
             self.shortcut.add_module("norm", nn.BatchNorm2d(outside, affine=False))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.activation1(self.norm1(self.conv1(x)))
-        return self.activation2(self.norm2(self.conv2(y)) + self.shortcut(x))
+        y = norm_activation(self.conv1(x), self.norm1, self.activation1)
+        return norm_activation(self.conv2(y), self.norm2, self.activation2, self.shortcut(x))
 
 
 class ResNet18(nn.Module):
@@ -81,7 +83,7 @@ def _stage(inside: int, outside: int, stride: int, activation: Callable[[], nn.M
     return nn.Sequential(BasicBlock(inside, outside, stride, activation), BasicBlock(outside, outside, 1, activation))
 
 
-def _stem(kind: Stem, activation: nn.Module) -> nn.Sequential:
+def _stem(kind: Stem, activation: nn.Module) -> Chain:
     if kind not in get_args(Stem):
         raise ValueError(f"no stem named {kind!r}; known: {', '.join(get_args(Stem))}")
     size, stride = (3, 1) if kind == "small" else (7, 2)
@@ -92,4 +94,4 @@ def _stem(kind: Stem, activation: nn.Module) -> nn.Sequential:
     ]
     if kind != "small":
         layers.append(("pool", nn.MaxPool2d(3, 2, padding=1)))
-    return nn.Sequential(OrderedDict(layers))
+    return Chain(OrderedDict(layers))

@@ -8,6 +8,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from askew.models.norm import Chain
+
 
 class VGGSmall(nn.Module):
     """2x128C3, pool, 2x256C3, pool, 2x512C3, pool, FC: 4,656,512 weights (4.66M) for ten classes of 32x32 images.
@@ -52,7 +54,7 @@ class VGGSmall(nn.Module):
         return self.head(self.features(x))
 
 
-def _block(inside: int, outside: int, activation: nn.Module, pool: bool, pool_first: bool) -> nn.Sequential:
+def _block(inside: int, outside: int, activation: nn.Module, pool: bool, pool_first: bool) -> Chain:
     """conv -> BN -> activation, with a pool at the end or right after the convolution."""
     layers: list[tuple[str, nn.Module]] = [
         ("conv", nn.Conv2d(inside, outside, 3, padding=1, bias=False)),
@@ -61,4 +63,4 @@ def _block(inside: int, outside: int, activation: nn.Module, pool: bool, pool_fi
     ]
     if pool:
         layers.insert(1 if pool_first else len(layers), ("pool", nn.MaxPool2d(2)))
-    return nn.Sequential(OrderedDict(layers))
+    return Chain(OrderedDict(layers))

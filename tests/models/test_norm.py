@@ -1,0 +1,230 @@
+"""BatchNorm + ReLU (+ pool, + shortcut) and the first layer in one piece: the written-out formulas against autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import batch_norm, conv2d, max_pool2d, relu
+
+from askew.models import norm
+from askew.models.norm import Chain, NormReLU, fuses, halves, norm_activation, starts, unfused
+from askew.models.norm_stem import TILE, Stem, flat, padded_rows, stem, stem_backward, windows
+from askew.models.resnet import ResNet18
+from askew.models.vgg_small import VGGSmall
+
+LAST = torch.channels_last
+KINDS = {"plain": (False, False), "pool": (True, False), "shortcut": (False, True)}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """The operators' written-out form stands in for the kernels."""
+    monkeypatch.setattr(norm, "DEVICES", {"cpu"})
+
+
+def some(*shape, dtype=torch.float64, seed=0):
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return x.to(dtype).contiguous(memory_format=LAST) if x.ndim == 4 else x.to(dtype)
+
+
+def composed(z, residual, pool):
+    """The same from torch's own pieces."""
+    y = batch_norm(z, None, None, training=True)
+    y = relu(y if residual is None else y + residual)
+    return max_pool2d(y, 2) if pool else y
+
+
+@kinds
+def test_formulas_agree_with_autograd(kind):
+    pool, shortcut = KINDS[kind]
+    z = (3 * some(3, 5, 6, 4) + 2).requires_grad_()
+    residual = some(3, 5, 6, 4, seed=1).requires_grad_() if shortcut else None
+    inputs = [t for t in (z, residual) if t is not None]
+    y = NormReLU.apply(z, residual, None, None, None, 0.1, 1e-5, pool)
+    expected = composed(z, residual, pool)
+    torch.testing.assert_close(y, expected)
+    assert y.is_contiguous(memory_format=LAST)
+    dy = some(*y.shape, seed=2)
+    for mine, theirs in zip(torch.autograd.grad(y, inputs, dy), torch.autograd.grad(expected, inputs, dy), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_equal_values_under_a_pool():
+    """The first of the largest gets the gradient, as in torch."""
+    z = torch.tensor([[1.0, 1, 0, 2], [1, 1, 2, 2], [-3, -3, 0, 0], [-3, -3, 0, 5]], dtype=torch.float64)
+    z = z.view(1, 1, 4, 4).requires_grad_()
+    dy = some(1, 1, 2, 2)
+    (mine,) = torch.autograd.grad(NormReLU.apply(z, None, None, None, None, 0.1, 1e-5, True), z, dy)
+    (theirs,) = torch.autograd.grad(composed(z, None, True), z, dy)
+    torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.7, None])
+def test_running_statistics_move_as_those_of_torch(on_cpu, momentum):
+    mine, theirs = (Chain(nn.BatchNorm2d(5, affine=False, momentum=momentum), nn.ReLU()) for _ in range(2))
+    for step in range(3):
+        z = some(3, 5, 4, 4, dtype=torch.float32, seed=step) + step
+        y = mine(z)
+        with unfused():
+            torch.testing.assert_close(y, theirs(z))
+    assert mine[0].num_batches_tracked == 3
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(mine.state_dict()[name], value, msg=name)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (3, 1, 4, 4), (2, 2, 1, 6)])
+def test_windows_times_weights_are_the_convolution(shape):
+    x, w = some(*shape), some(7, shape[1], 3, 3, seed=1)
+    b, _, h, wide = shape
+    U = windows(x)
+    z = (U[:, : 9 * shape[1]] @ flat(w).T).view(b, h, wide, 7).permute(0, 3, 1, 2)
+    torch.testing.assert_close(z, conv2d(x, w, padding=1))
+    assert U.shape[1] == 32 and (U[:, 9 * shape[1]] == 1).all() and not U[:, 9 * shape[1] + 1 :].any()
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 5, 6), (16, 1, 4, 4), (5, 2, 8, 8)])
+def test_the_products_of_windows_hold_the_statistics(shape):
+    """m = 1'U K / n, var = diag(K' U'U K) / n - m^2; the rows of U are filled up with empty ones."""
+    x, w = some(*shape) + 1, flat(some(16, shape[1], 3, 3, seed=1))
+    _, U, gram, mean, rstd = stem(x, w, None, None, None, 0.1, 1e-5, torch.float64)
+    n, taps = shape[0] * shape[2] * shape[3], w.shape[1]
+    assert len(U) == padded_rows(n) >= n and len(U) % TILE == 0 and not U[n:].any()
+    torch.testing.assert_close(U.T @ U, gram)
+    torch.testing.assert_close(w @ gram[taps, :taps] / n, mean)
+    variance = (w @ gram[:taps, :taps] * w).sum(1) / n - mean**2
+    torch.testing.assert_close((variance + 1e-5).rsqrt(), rstd)
+
+
+def test_the_operators_of_the_first_layer_are_what_they_say():
+    """Shapes, strides and what is changed in place, as the compiler is told."""
+    x, w = some(3, 3, 4, 6, dtype=torch.float32), flat(some(16, 3, 3, 3, dtype=torch.float32, seed=1))
+    running = (torch.zeros(16), torch.ones(16), torch.tensor(0))
+    torch.library.opcheck(stem, (x, w, *running, 0.1, 1e-5, torch.bfloat16))
+    y, *kept = stem(x, w, *running, 0.1, 1e-5, torch.bfloat16)
+    torch.library.opcheck(stem_backward, (kept[0], w, torch.ones_like(y), *kept[1:]))
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3])
+def test_the_gradient_of_the_first_layer_from_two_products(channels):
+    x = some(4, channels, 5, 6) + 1
+    w = some(16, channels, 3, 3, seed=1).requires_grad_()
+    y = Stem.apply(x, flat(w), None, None, None, 0.1, 1e-5, torch.float64)
+    expected = composed(conv2d(x, w, padding=1), None, False)
+    torch.testing.assert_close(y, expected)
+    dy = some(*y.shape, seed=2)
+    (mine,), (theirs,) = (torch.autograd.grad(t, w, dy) for t in (y, expected))
+    assert mine.shape == w.shape
+    torch.testing.assert_close(mine, theirs)
+
+
+# -- where it applies -------------------------------------------------------------------------------------------------
+
+
+def test_never_on_a_cpu():
+    z = some(4, 8, 4, 4, dtype=torch.float32)
+    assert not fuses(z, nn.BatchNorm2d(8, affine=False), nn.ReLU())
+
+
+class Noisy(nn.BatchNorm2d):
+    pass
+
+
+def test_only_for_what_the_kernels_compute(on_cpu):
+    z, bn, act = some(4, 8, 4, 4, dtype=torch.float32), nn.BatchNorm2d(8, affine=False), nn.ReLU()
+    assert fuses(z, bn, act) and fuses(z.bfloat16(), bn, nn.ReLU(inplace=True))
+    assert not fuses(z.contiguous(), bn, act) and not fuses(z.double(), bn, act)
+    assert not fuses(z, nn.BatchNorm2d(8), act) and not fuses(z, Noisy(8, affine=False), act)
+    assert not fuses(z, bn, nn.PReLU()) and not fuses(z, bn.eval(), act) and not fuses(z[0], bn.train(), act)
+    assert not fuses(z[:1, :, :1, :1], bn, act)  # one value a channel: nn.BatchNorm2d refuses it
+    with unfused():
+        assert not fuses(z, bn, act)
+    hook = act.register_forward_hook(lambda *_: None)
+    assert not fuses(z, bn, act)
+    hook.remove()
+    assert fuses(z, bn, act)
+
+
+def test_which_pools(on_cpu):
+    z = some(4, 8, 4, 6, dtype=torch.float32)
+    assert halves(z, nn.MaxPool2d(2)) and halves(z, nn.MaxPool2d((2, 2), 2))
+    others = [nn.MaxPool2d(3, 2, padding=1), nn.MaxPool2d(2, 1), nn.AvgPool2d(2), nn.MaxPool2d(2, return_indices=True)]
+    assert not any(halves(z, pool) for pool in others)
+    assert not halves(z[:, :, :3], nn.MaxPool2d(2))  # a row is left over
+
+
+def test_which_first_layers(on_cpu):
+    bn, act = nn.BatchNorm2d(16, affine=False), nn.ReLU()
+    x = some(4, 3, 8, 8, dtype=torch.bfloat16)
+
+    def conv(inside=3, size=3, **options):
+        return nn.Conv2d(inside, 16, size, **{"padding": size // 2, "bias": False, **options})
+
+    assert starts(x, conv(), bn, act)
+    assert not starts(x.float(), conv(), bn, act)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert starts(x.float(), conv(), bn, act)
+    for other in (conv(size=7), conv(stride=2), conv(bias=True), conv(padding_mode="circular"), conv(padding=0)):
+        assert not starts(x, other, bn, act)
+    assert not starts(some(4, 4, 8, 8, dtype=torch.bfloat16), conv(4), bn, act)
+    assert not starts(x.clone().requires_grad_(), conv(), bn, act)
+
+
+# -- in the networks --------------------------------------------------------------------------------------------------
+
+MAKE = {
+    "vgg": lambda: VGGSmall(width=16, image=16),
+    "vgg-pool-first": lambda: VGGSmall(width=16, image=16, pool_first=True),
+    "resnet": lambda: ResNet18(classes=10, stem="small"),
+    "resnet-tiny": lambda: ResNet18(classes=10, stem="tiny"),
+}
+
+
+def trained(make, dtype, compiled=False):
+    """Output, gradients and buffers after one pass, fused or not."""
+    torch.manual_seed(0)
+    model = make().to(memory_format=LAST)
+    forward = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+    x = some(6, 3, 16, 16, dtype=torch.float32, seed=3)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        y = forward(x)
+    nn.functional.cross_entropy(y.float(), torch.arange(6)).backward()
+    return y, {k: p.grad for k, p in model.named_parameters()}, model.state_dict()
+
+
+def close(a, b, share):
+    return (a.double() - b.double()).norm() <= share * b.double().norm() + 1e-6
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_networks_compute_the_same(on_cpu, kind, monkeypatch):
+    """Outputs, gradients and running statistics in float32."""
+    used = []
+    monkeypatch.setattr(norm, "_norm", lambda *a, inner=norm._norm: used.append(1) or inner(*a))
+    y, gradients, state = trained(MAKE[kind], torch.float32)
+    assert len(used) == (6 if "vgg" in kind else 17)
+    with unfused():
+        expected, expected_gradients, expected_state = trained(MAKE[kind], torch.float32)
+    assert close(y, expected, 1e-4)
+    for name, value in expected_gradients.items():
+        assert close(gradients[name], value, 2e-3), name
+    for name, value in expected_state.items():
+        assert close(state[name], value, 1e-4), name
+
+
+@pytest.mark.parametrize("kind", ["vgg", "resnet"])
+def test_one_graph_for_the_compiler(on_cpu, kind):
+    """In bfloat16, first layer included: without a break, and what it gives is what it gives uncompiled."""
+    torch.compiler.reset()
+    found, expected = (trained(MAKE[kind], torch.bfloat16, compiled) for compiled in (True, False))
+    assert close(found[0], expected[0], 1e-3)
+    for part in (1, 2):
+        for name, value in expected[part].items():
+            assert close(found[part][name], value, 1e-3), name
+
+
+def test_a_shortcut_of_another_kind_is_added_plainly(on_cpu):
+    z, bn = some(4, 8, 4, 4, dtype=torch.bfloat16), nn.BatchNorm2d(8, affine=False)
+    shortcut = some(4, 8, 4, 4, dtype=torch.float32, seed=1)
+    assert norm_activation(z, bn, nn.ReLU(), shortcut).dtype == torch.float32

@@ -18,7 +18,7 @@ def test_every_name_gives_its_method_with_plain_options(name):
     made = method(name, **OPTIONS.get(name, {}))
     assert isinstance(made, Method)
     described = made.describe()
-    assert name in (described["method"], f"{described['method']}-stochastic", f"{described['method']}-hard")
+    assert name in {described["method"] + end for end in ("", "-stochastic", "-hard", "-fixed")}
     assert described.get("stochastic", False) == name.endswith("-stochastic")
     assert described.get("hard", False) == name.endswith("-hard")
     assert json.loads(json.dumps(described)) == described

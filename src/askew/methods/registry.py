@@ -7,9 +7,11 @@ from functools import partial
 from typing import Any
 
 from askew.methods.adaste import AdaSTE
-from askew.methods.askew import DitheredLevelFirst, EpsilonSkew, LevelFirstSkew
+from askew.methods.askew import DitheredLevelFirst, EpsilonSkew, LevelFirstSkew, RoundedLevelFirst
 from askew.methods.base import FullPrecision, Method
 from askew.methods.binaryconnect import BinaryConnect
+from askew.methods.lsq import Lsq
+from askew.methods.luq import Luq
 from askew.methods.mirror import MirrorDescent
 from askew.methods.parq import Parq
 from askew.methods.projected import ProjectedGradient
@@ -25,9 +27,13 @@ METHODS: dict[str, Callable[..., Method]] = {
     "projected": ProjectedGradient,
     "parq": Parq,
     "parq-hard": partial(Parq, hard=True),
+    "parq-fixed": partial(Parq, levels="fixed"),
+    "luq": Luq,
+    "lsq": Lsq,
     "askew": EpsilonSkew,
     "askew-level-first": LevelFirstSkew,
     "askew-level-first-dithered": DitheredLevelFirst,
+    "askew-level-first-rounded": RoundedLevelFirst,
 }
 
 

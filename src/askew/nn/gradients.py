@@ -1,0 +1,65 @@
+"""LUQ's gradient quantiser (Chmiel et al. 2023): gradients of activations on a logarithmic grid, without bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from askew.core.levels import compute_dtype
+
+
+def logarithmic(g: Tensor, bits: int = 4) -> Tensor:
+    """g on the levels 0, +-a, +-2a, +-4a, ..., +-2^(n-1) a with n = 2^(b-1) - 1 and 2^(n-1) a = max|g|; mean g.
+
+    One bit for the sign, the others for zero or an exponent. With y = |g| / a:
+      y < 1               1 with probability y, else 0 (underflow, pruned at random)
+      2^k <= y < 2^(k+1)  2^(k+1) with probability y / 2^k - 1, else 2^k
+    Each has mean y, and max|g| is a level, so nothing is clipped: E Q(g) = g. Draws come from torch's generator.
+    """
+    x = g.to(compute_dtype(g.dtype))
+    size = x.abs()
+    top = 2.0 ** (2 ** (bits - 1) - 2)
+    a = (size.amax() / top).clamp(min=torch.finfo(x.dtype).tiny)
+    y = (size / a).clamp(max=top)
+    floor = torch.exp2(torch.floor(torch.log2(y.clamp(min=1.0))))
+    lower = torch.where(y < 1, torch.zeros_like(y), floor)
+    gap = torch.where(y < 1, torch.ones_like(y), floor)
+    up = torch.rand_like(y) * gap < y - lower
+    return (torch.where(up, lower + gap, lower) * a * x.sign()).to(g.dtype)
+
+
+class _Logarithmic(torch.autograd.Function):
+    """The identity; backward: `logarithmic` of the gradient."""
+
+    @staticmethod
+    def forward(x: Tensor, bits: int) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.bits = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # pyright: ignore
+        return logarithmic(gradients[0], ctx.bits), None
+
+
+class QuantizedGradient(nn.Module):
+    """The identity, whose gradient is put on LUQ's logarithmic grid; to stand behind a layer.
+
+    bits  2 to 5: one for the sign, the rest for zero or an exponent (4: 0 and seven powers of two)
+    """
+
+    def __init__(self, bits: int = 4) -> None:
+        super().__init__()
+        if isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= 5:
+            raise ValueError(f"QuantizedGradient(bits) must be a whole number from 2 to 5, got {bits!r}")
+        self.bits = bits
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Logarithmic.apply(x, self.bits)  # pyright: ignore[reportReturnType]
+
+    def extra_repr(self) -> str:
+        return f"bits={self.bits}"

@@ -24,8 +24,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             os.fsync(stream.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None and error.errno is not None:
+            error.filename = str(path)  # a full disk names no file by itself
         raise
 
 

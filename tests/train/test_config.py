@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,7 +22,13 @@ from askew.train.config import TrainConfig
         ({"batch_size": 2.5}, "batch_size"),
         ({"lr": 0.0}, "lr"),
         ({"lr": float("nan")}, "lr"),
-        ({"schedule": "step"}, "schedule"),
+        ({"schedule": "halved"}, "schedule"),
+        ({"cosine_end": 0.0}, "cosine_end"),
+        ({"cosine_end": 1.5}, "cosine_end"),
+        ({"milestones": (0.4, 0.2)}, "milestones"),
+        ({"milestones": (20, 40)}, "milestones"),
+        ({"factor": 0.0}, "factor"),
+        ({"log_every": 0}, "log_every"),
         ({"min_lr": 0.2}, "min_lr"),
         ({"min_lr": -0.1}, "min_lr"),
         ({"alpha": 0.0}, "alpha"),
@@ -53,6 +60,27 @@ def test_learning_rate(schedule, middle, end):
         scheduler.step()
     assert (rates[0], rates[50]) == pytest.approx((0.1, middle))
     assert optimizer.param_groups[0]["lr"] == pytest.approx(end)
+
+
+def test_the_papers_learning_rate_is_halved_at_epochs_20_and_40():
+    config = TrainConfig("m", epochs=100, lr=0.08, schedule="steps")
+    rates = [config.lr * config.rate(epoch * 500, 50_000) for epoch in (0, 19, 20, 39, 40, 99)]
+    assert rates == pytest.approx([0.08, 0.08, 0.04, 0.04, 0.02, 0.02])
+    assert config.rate(9_999, 50_000) == 1 and config.rate(10_000, 50_000) == 0.5
+
+
+def test_the_learning_rate_is_divided_by_ten_at_30_60_and_90():
+    config = TrainConfig("m", epochs=100, lr=0.1, schedule="steps", milestones=(0.3, 0.6, 0.9), factor=0.1)
+    rates = [config.rate(epoch, 100) for epoch in (29, 30, 60, 89, 90)]
+    assert rates == pytest.approx([1, 0.1, 0.01, 0.01, 0.001])
+
+
+def test_a_cosine_may_end_early_and_stay():
+    config = TrainConfig("m", lr=0.03, min_lr=0.001, cosine_end=0.95)
+    rates = [config.lr * config.rate(step, 1000) for step in range(1001)]
+    assert rates[0] == 0.03 and rates[475] == pytest.approx((0.03 + 0.001) / 2)
+    assert rates[950:] == pytest.approx([0.001] * 51) and rates[940] > 0.001
+    assert all(a >= b for a, b in pairwise(rates))
 
 
 def test_description_is_plain():

@@ -74,6 +74,16 @@ def test_score_is_the_same_in_any_batches_and_exact():
     assert whole[1] == pytest.approx(float(nn.functional.cross_entropy(logits, y)))
 
 
+def test_top_five_counts_the_right_class_among_the_first_five():
+    torch.manual_seed(0)
+    logits, y = torch.randn(200, 9), torch.randint(9, (200,))
+    found = score(nn.Identity(), zip(logits.split(70), y.split(70), strict=True))
+    place = (logits > logits[torch.arange(200), y][:, None]).sum(1)  # classes before the right one
+    assert found.top5 == pytest.approx(100 * float((place < 5).float().mean()))
+    assert found.accuracy == pytest.approx(100 * float((place == 0).float().mean()))
+    assert score(nn.Identity(), [(logits[:, :5], y % 5)]).top5 is None
+
+
 def test_nothing_to_score_is_an_error():
     with pytest.raises(ValueError, match="no batches"):
         score(net(), [])

@@ -12,6 +12,7 @@ import askew
 from askew.methods.base import FullPrecision
 from askew.optim import ASkew, MethodOptimizer
 from askew.report.live import Status
+from askew.train import loop
 from askew.train.config import TrainConfig
 from askew.train.evaluate import reestimate_batchnorm, score
 from askew.train.loop import Keeper, bits_per_weight, fit, score_snapped, weight_histogram
@@ -186,6 +187,15 @@ def test_status_reports_move_forward_to_the_end():
     last = seen[-1]
     assert (last.step, last.total_steps, last.epoch, last.symbol, last.feasible) == (12, 12, 3, "radius", 1.0)
     assert last.accuracy is not None and last.value is not None
+
+
+def test_a_long_epoch_shows_its_loss_before_it_ends(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loop, "READ_SECONDS", 0.0)
+    seen: list[Status] = []
+    record = trained(on_status=seen.append)[2]
+    losses = record.metrics["loss"]["value"]
+    assert seen[1].loss == pytest.approx(sum(losses[:2]) / 2, rel=1e-5)
+    assert seen[-1].loss == pytest.approx(record.metrics["epoch_loss"]["value"][-1], rel=1e-5)
 
 
 def test_scoring_snaps_only_for_the_score():

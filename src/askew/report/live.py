@@ -37,31 +37,36 @@ def describe(status: Status, short: bool = False) -> str:
     if status.accuracy is not None:
         parts.append(f"{'acc' if short else 'accuracy'} {status.accuracy:4.1f}%")
     if status.value is not None:
-        parts.append(f"{status.symbol[:3] if short else status.symbol} {status.value:.2f}")
+        parts.append(f"{status.symbol[:3] if short else status.symbol} {status.value:#.2g}")
     if status.feasible is not None:
         parts.append(f"{'on' if short else 'feasible'} {100 * status.feasible:3.0f}%")
     return (" " if short else " · ").join(parts)
 
 
+def _progress(console: Console, short: bool) -> Progress:
+    return Progress(
+        TextColumn("[{task.fields[colour]}]{task.description}"),
+        BarColumn(
+            bar_width=12 if short else 24,
+            complete_style="#1a7fc4",
+            finished_style="#0a9270",
+            pulse_style="bar.back",
+        ),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        TextColumn("{task.fields[numbers]}"),
+        console=console,
+    )
+
+
 class Bars:
-    """Live bars on a console, one a method; several runs in a row (seeds) share it."""
+    """Live bars on a console, one a method; several runs of it (seeds), in a row or at the same time, share it."""
 
     def __init__(self, console: Console) -> None:
         self._short = console.width < NARROW
-        self._progress = Progress(
-            TextColumn("[{task.fields[colour]}]{task.description}"),
-            BarColumn(
-                bar_width=12 if self._short else 24,
-                complete_style="#1a7fc4",
-                finished_style="#0a9270",
-                pulse_style="bar.back",
-            ),
-            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-            TextColumn("{task.fields[numbers]}"),
-            console=console,
-        )
+        self._progress = _progress(console, self._short)
         self._tasks: dict[str, TaskID] = {}
         self._done: dict[str, int] = {}
+        self._parts: dict[str, dict[str, float]] = {}
         self._started: set[str] = set()
 
     def __enter__(self) -> Bars:
@@ -80,17 +85,66 @@ class Bars:
             escape(style.label), total=runs, start=False, numbers="", colour=style.colour
         )
         self._done[method] = 0
+        self._parts[method] = {}
 
-    def show(self, method: str, status: Status) -> None:
-        """Move a bar to where its current run stands."""
+    def show(self, method: str, status: Status, run: str = "") -> None:
+        """Move a bar to where its current run stands; `run` tells runs apart that go on at the same time."""
         task = self._tasks[method]
+        self._parts[method][run] = status.step / status.total_steps
+        done = self._done[method] + sum(self._parts[method].values())
         if method not in self._started:
             self._started.add(method)
-            self._progress.start_task(task)
-        done = self._done[method] + status.step / status.total_steps
+            before = done - 1 / status.total_steps  # a resumed run: what was done earlier says nothing about the speed
+            self._progress.reset(task, completed=before)  # pyright: ignore[reportArgumentType]
         self._progress.update(task, completed=done, numbers=describe(status, self._short))
 
     def finish(self, method: str, numbers: str) -> None:
         """One run is over, with these numbers to show; the next one continues the bar."""
         self._done[method] += 1
+        self._parts[method].clear()
         self._progress.update(self._tasks[method], completed=self._done[method], numbers=escape(numbers))
+
+
+class GridBars:
+    """Live bars of a grid: one for all its runs, and one for each run that is under way. Call it with (name, status).
+
+    A run counts from the first word about it on, step 0 while it waits; what was done by then (a resumed or a finished
+    run) says nothing about the speed.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._short = console.width < NARROW
+        self._progress = _progress(console, self._short)
+        self._all = self._progress.add_task("all runs", total=None, start=False, numbers="", colour="bold")
+        self._parts: dict[str, float] = {}
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> GridBars:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, name: str, status: Status) -> None:
+        """Where a run stands."""
+        new = name not in self._parts
+        self._parts[name] = part = status.step / status.total_steps
+        done = sum(self._parts.values())
+        if new:
+            self._progress.reset(self._all, total=len(self._parts), completed=done)  # pyright: ignore[reportArgumentType]
+        over = sum(value >= 1 for value in self._parts.values())
+        self._progress.update(self._all, completed=done, numbers=f"{over} of {len(self._parts)} runs done")
+        if part >= 1 and name in self._tasks:
+            self._progress.remove_task(self._tasks.pop(name))
+        elif 0 < part < 1:
+            self._show(name, part, status)
+
+    def _show(self, name: str, part: float, status: Status) -> None:
+        numbers = describe(status, self._short)
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(escape(name), total=1, numbers="", colour="default")
+            self._progress.reset(self._tasks[name], completed=part)  # pyright: ignore[reportArgumentType]
+        self._progress.update(self._tasks[name], completed=part, numbers=numbers)

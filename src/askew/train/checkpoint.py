@@ -53,7 +53,7 @@ def save(
         "config": json.dumps(plain(config), sort_keys=True),
         "model": model.state_dict(),
         "parts": {name: part.state_dict() for name, part in parts.items()},
-        "random": random_state(),
+        "random": random_state(next(model.parameters()).device),
         "position": [position.epoch, position.step],
         "record": json.dumps(plain(asdict(record))),
     }
@@ -75,7 +75,7 @@ def load(path: Path, model: nn.Module, parts: Mapping[str, Stateful], config: An
     model.load_state_dict(payload["model"])
     for name, part in parts.items():
         part.load_state_dict(payload["parts"][name])
-    restore_random_state(payload["random"])
+    restore_random_state(payload["random"], next(model.parameters()).device)
     return Position(*payload["position"]), Record(**json.loads(payload["record"]))
 
 
@@ -86,7 +86,10 @@ def write_file(path: Path, payload: Mapping[str, Any]) -> None:
         with replacing(path) as stream:
             torch.save(dict(payload), stream)
     except OSError as error:
-        raise OSError(f"checkpoint {path} could not be written ({error}); the one before it is untouched") from error
+        reason = error.strerror or error
+        before = "the one before it is untouched and the run can go on from it" if path.exists() else "it was the first"
+        message = f"checkpoint {path} could not be written ({reason}): {before}; make room and start again"
+        raise OSError(message) from error
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -102,14 +105,13 @@ def read_file(path: Path) -> dict[str, Any]:
     return payload
 
 
-def random_state() -> dict[str, Any]:
-    """torch's generators, on the CPU and on every GPU."""
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"cpu": torch.get_rng_state(), "cuda": gpus}
+def random_state(device: torch.device) -> dict[str, Any]:
+    """torch's generators on the CPU and on the GPU the run uses; in several processes they are alike."""
+    return {"cpu": torch.get_rng_state(), "cuda": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []}
 
 
-def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Put `random_state` back (GPU generators only where there are as many)."""
+def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Put `random_state` back, on whichever GPU the run goes on."""
     torch.set_rng_state(state["cpu"])
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    if device.type == "cuda" and state["cuda"]:
+        torch.cuda.set_rng_state(state["cuda"][0], device)

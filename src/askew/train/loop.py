@@ -17,24 +17,34 @@ from askew.methods.base import FullPrecision
 from askew.optim import ASkew, MethodOptimizer, diagnose, snapped
 from askew.optim.look import Diagnosis
 from askew.report.live import Status
+from askew.train.board import Board
 from askew.train.checkpoint import Position, load, save
 from askew.train.config import TrainConfig
-from askew.train.evaluate import reestimate_batchnorm, score
-from askew.train.record import Record
+from askew.train.distributed import together, world
+from askew.train.evaluate import Score, reestimate_batchnorm, score
+from askew.train.record import Record, plain
 from askew.train.source import Source
+from askew.train.stepper import Eager, Static, Stepper, autocast
 
 OnStatus = Callable[[Status], None]
 HISTOGRAM_RANGE = (-1.275, 1.275)  # of the largest level; with 51 bins 0 and the outermost levels are bin centres
 HISTOGRAM_BINS = 51
+READ_SECONDS, READ_STEPS = 3.0, 100  # how often the loss is read for the bar within an epoch, and over how many steps
+UNFINISHED = "losses_of_this_epoch"  # in record.extra while an epoch is under way
 
 
 @dataclass(frozen=True)
 class Keeper:
-    """Where and how often a run is kept: last.pt every so many epochs (and steps), best.pt by accuracy."""
+    """Where and how often a run is kept: last.pt every so many epochs (and steps), best.pt by accuracy.
+
+    tensorboard: write the record's curves and histograms to folder/tensorboard too, as event files.
+    """
 
     folder: Path
     every_epochs: int = 1
     every_steps: int | None = None
+    tensorboard: bool = False
+    keep_best: bool = True
 
     @property
     def last(self) -> Path:
@@ -43,6 +53,12 @@ class Keeper:
     @property
     def best(self) -> Path:
         return self.folder / "best.pt"
+
+    def sweep(self) -> None:
+        """Remove what a killed process left of a file it was writing."""
+        for path in (self.last, self.best):
+            for left in self.folder.glob(f".{path.name}.*"):
+                left.unlink(missing_ok=True)
 
 
 def fit(
@@ -58,21 +74,30 @@ def fit(
 ) -> Record:
     """Train for config.epochs and fill the record, which is returned; the model is left as trained (not snapped).
 
-    Logged at each step: loss, lr, value (epsilon or capture radius; ASkew only). At each epoch: epoch_loss (mean over
-    its steps), diagnosis, seconds since the start; where scored: accuracy (%) and test_loss of the snapped net, its
-    BatchNorm re-estimated on the training set. extra["histograms"]: weights in level units at the chosen epochs.
-    One device sync an epoch, apart from the optimizer's own check of gradients.
+    Logged every config.log_every steps: loss, lr, value (epsilon or capture radius; ASkew only). At each epoch:
+    epoch_loss (mean over its steps), diagnosis, seconds since the start; where scored: accuracy (%), top5 (%, more than
+    five classes) and test_loss of the snapped net, its BatchNorm re-estimated on the training set.
+    extra["histograms"]: weights in level units at the chosen epochs. config.brief keeps less of all this.
+    One device sync an epoch, apart from the optimizer's own check of gradients and, if somebody is told how the run
+    goes, one every few seconds for the loss.
 
     With a keeper the run is saved as it goes, and goes on from last.pt if there is one, bit for bit on the CPU; the
     record returned is then the saved one, continued.
+
+    In several processes (torch.distributed) all of them call, with sources that give each its part of every batch; the
+    first one alone writes files and tells how it goes.
     """
-    run = _Run(model, optimizer, scheduler, train, test, config, record, on_status, keeper)
-    run.resume()
-    if run.position == Position(0, 0):
-        run.histogram(0)
-    while run.position.epoch < config.epochs:
-        run.one_epoch()
-    run.summarise()
+    with together(model) as forward:
+        run = _Run(model, forward, optimizer, scheduler, train, test, config, record, on_status, keeper)
+        try:
+            run.resume()
+            if run.position == Position(0, 0):
+                run.histogram(0)
+            while run.position.epoch < config.epochs:
+                run.one_epoch()
+            run.summarise()
+        finally:
+            run.close()
     return run.record
 
 
@@ -82,6 +107,7 @@ class _Run:
     def __init__(
         self,
         model: nn.Module,
+        forward: nn.Module,
         optimizer: MethodOptimizer,
         scheduler: LRScheduler,
         train: Source,
@@ -92,16 +118,22 @@ class _Run:
         keeper: Keeper | None,
     ) -> None:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        # forward is the model, or the model within DDP: what a training step calls
+        taken: type[Eager | Static] = Static if config.static else Eager
+        self.stepper: Stepper = taken(forward, optimizer, scheduler, train, config.bf16)
+        self.world = world()
+        self.board: Board | None = None
         self.train, self.test = train, test
         self.config, self.record = config, record
-        self.on_status, self.keeper = on_status, keeper
+        self.on_status, self.keeper = on_status if self.world.first else None, keeper
         self.steps_per_epoch = train.steps()
         self.total = config.epochs * self.steps_per_epoch
         self.position = Position(0, 0)
         self.pending: list[Tensor] = []  # losses of the last steps, still on the device
         self.clock = time.perf_counter()
         self.diagnosis: Diagnosis | None = None
-        self.mean_loss: float | None = None
+        self.mean_loss: float | None = None  # of the last epoch, or of the last steps in an epoch that takes long
+        self.last_read: float | None = None
 
     @property
     def accuracy(self) -> float | None:
@@ -114,12 +146,37 @@ class _Run:
 
     def resume(self) -> None:
         """Go on from the keeper's last checkpoint, if there is one."""
-        if self.keeper is not None and self.keeper.last.exists():
+        if self.keeper is None:
+            return
+        if self.world.agree(self.keeper.last.exists(), f"checkpoint {self.keeper.last} is there"):
             self.position, self.record = load(self.keeper.last, self.model, self.parts, self.record.config)
+            self.mean_loss = last_value(self.record, "epoch_loss")
+        if self.world.first:
+            self.keeper.sweep()
+            if self.keeper.tensorboard:
+                done = self.position.epoch * self.steps_per_epoch + self.position.step
+                folder = self.keeper.folder / "tensorboard"
+                self.board = Board(folder, self.record, self.steps_per_epoch, self.symbol, done)
 
     def keep(self, path: Path) -> None:
+        """Write a checkpoint (the first process does), curves before it: what it holds is then on the board as well."""
         self.flush()
-        save(path, self.model, self.parts, self.position, self.record, self.record.config)
+        self.show()
+        if self.world.first:
+            save(path, self.model, self.parts, self.position, self.record, self.record.config)
+
+    def show(self) -> None:
+        """Bring the board up to the record."""
+        if self.board is not None:
+            self.board.write(self.record)
+
+    def close(self) -> None:
+        if self.board is not None:
+            self.board.close()
+
+    @property
+    def symbol(self) -> str:
+        return "eps" if self.optimizer.annealing.kind == "epsilon" else "radius"
 
     def spent(self, what: str) -> None:
         """Add the time since the last call to `what` (train_seconds, look_seconds), which a resumed run continues."""
@@ -137,8 +194,9 @@ class _Run:
         epoch, first = self.position.epoch, self.position.step
         self.model.train()
         self.spent("look_seconds")
-        for index, (x, y) in enumerate(self.train.epoch(epoch, first), start=first):
-            self.one_step(epoch * self.steps_per_epoch + index, x, y)
+        for index, loss in enumerate(self.stepper.steps(epoch, first), start=first):
+            self.pending.append(loss)
+            self.log_step(epoch * self.steps_per_epoch + index)
             self.position = Position(epoch, index + 1)
             every = self.keeper.every_steps if self.keeper else None
             if self.keeper and every and (index + 1) % every == 0 and index + 1 < self.steps_per_epoch:
@@ -152,65 +210,83 @@ class _Run:
         if self.keeper and ((epoch + 1) % self.keeper.every_epochs == 0 or epoch + 1 == self.config.epochs):
             self.keep(self.keeper.last)
 
-    def one_step(self, step: int, x: Tensor, y: Tensor) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        with autocast(x.device, self.config.bf16):
-            logits = self.model(x)
-        loss = nn.functional.cross_entropy(logits.float(), y)
-        loss.backward()
-        self.record.log(step, lr=float(self.optimizer.param_groups[0]["lr"]))
-        self.optimizer.step()
-        self.scheduler.step()
-        self.pending.append(loss.detach())
-        if self.constrained:
-            self.record.log(step, value=self.optimizer.value())
+    def log_step(self, step: int) -> None:
+        if step % self.config.log_every == 0:
+            self.record.log(step, lr=self.stepper.lr)
+            if self.constrained:
+                self.record.log(step, value=self.optimizer.value())
 
     def flush(self) -> None:
-        """Log the losses of the last steps, read from the device at once."""
+        """Log the losses of the last steps, read from the device at once; those of an unfinished epoch are kept."""
         if not self.pending:
             return
-        logged = len(self.record.metrics.get("loss", {"step": []})["step"])
-        for step, value in enumerate(torch.stack(self.pending).tolist(), start=logged):
-            self.record.log(step, loss=value)
+        seen = self.record.extra.setdefault(UNFINISHED, [])
+        losses = self.world.mean(torch.stack(self.pending))
+        values = plain(losses)  # as a checkpoint keeps them, so that a resumed mean is the same
+        self.check(values, self.position.epoch * self.steps_per_epoch + len(seen))
+        for step, value in enumerate(values, start=self.position.epoch * self.steps_per_epoch + len(seen)):
+            if step % self.config.log_every == 0:
+                self.record.log(step, loss=value)
+        seen += values
         self.pending.clear()
+
+    def check(self, losses: list[float | None], first: int) -> None:
+        """A static step does not look at gradients; what they break shows in the losses."""
+        bad = next((i for i, loss in enumerate(losses) if loss is None), None)
+        if self.config.static and bad is not None:
+            raise ValueError(
+                f"the loss of step {first + bad} is not a finite number: lower the learning rate (static steps check "
+                "losses at the end of an epoch; without them the gradients of every step are checked)"
+            )
 
     def look(self, epoch: int) -> None:
         """Diagnosis, score and histograms after an epoch."""
-        losses = self.record.metrics["loss"]["value"][-self.steps_per_epoch :]
-        known = [value for value in losses if value is not None]
+        known = [value for value in self.record.extra.pop(UNFINISHED, []) if value is not None]
         self.mean_loss = sum(known) / len(known) if known else None
         self.record.log(epoch, epoch_loss=self.mean_loss)
-        self.diagnosis = diagnose(self.optimizer)
-        self.record.log(epoch, diagnosis=self.diagnosis.to_dict())
-        if epoch % self.config.score_every == 0 or epoch == self.config.epochs:
+        scored = epoch % self.config.score_every == 0 or epoch == self.config.epochs
+        if scored or not self.config.brief:
+            self.diagnosis = diagnose(self.optimizer)
+            layers = not self.config.brief or epoch == self.config.epochs
+            self.record.log(epoch, diagnosis=self.diagnosis.to_dict() | ({} if layers else {"layers": []}))
+        if scored:
             best = max(self.record.metrics.get("accuracy", {"value": []})["value"], default=-1.0)
-            accuracy, test_loss = score_snapped(self.model, self.optimizer, self.train, self.test, self.config)
-            self.record.log(epoch, accuracy=accuracy, test_loss=test_loss)
-            if self.keeper and accuracy > best:
+            found = score_snapped(self.model, self.optimizer, self.train, self.test, self.config)
+            self.record.log(epoch, accuracy=found.accuracy, test_loss=found.loss)
+            if found.top5 is not None:
+                self.record.log(epoch, top5=found.top5)
+            if self.keeper and self.keeper.keep_best and found.accuracy > best:
                 self.keep(self.keeper.best)
         self.histogram(epoch)
         self.record.log(epoch, seconds=sum(self.record.summary.get(k, 0.0) for k in ("train_seconds", "look_seconds")))
+        self.show()
         self.tell(epoch * self.steps_per_epoch, epoch)
 
     def histogram(self, epoch: int) -> None:
         if epoch in self.config.histogram_epochs:
-            self.record.extra.setdefault("histograms", []).append({"epoch": epoch, **weight_histogram(self.optimizer)})
+            found = weight_histogram(self.optimizer)
+            if self.config.brief:
+                found["layers"] = first_and_others(found["layers"])
+            self.record.extra.setdefault("histograms", []).append({"epoch": epoch, **found})
 
     def tell(self, step: int, epoch: int) -> None:
         if self.on_status is None:
             return
-        symbol = "eps" if self.optimizer.annealing.kind == "epsilon" else "radius"
+        now = time.perf_counter()
+        self.last_read = now if self.last_read is None else self.last_read
+        if self.pending and now - self.last_read > READ_SECONDS:
+            self.mean_loss, self.last_read = float(torch.stack(self.pending[-READ_STEPS:]).mean()), now
         feasible = self.diagnosis.overall.feasible if self.diagnosis and self.constrained else None
         value = self.optimizer.value() if self.constrained else None
-        self.on_status(
-            Status(step, self.total, epoch, self.config.epochs, self.mean_loss, self.accuracy, symbol, value, feasible)
-        )
+        epochs, loss, accuracy = self.config.epochs, self.mean_loss, self.accuracy
+        self.on_status(Status(step, self.total, epoch, epochs, loss, accuracy, self.symbol, value, feasible))
 
     def summarise(self) -> None:
         """The final numbers."""
         overall = (self.diagnosis or diagnose(self.optimizer)).overall
         self.record.summary |= {
             "accuracy": self.accuracy,
+            "top5": last_value(self.record, "top5"),
             "test_loss": last_value(self.record, "test_loss"),
             "train_loss": last_value(self.record, "epoch_loss"),
             "bits": bits_per_weight(self.optimizer),
@@ -219,11 +295,6 @@ class _Run:
             "distance_max": overall.distance_max,
             "seconds": self.record.summary["train_seconds"] + self.record.summary["look_seconds"],
         }
-
-
-def autocast(device: torch.device, enabled: bool) -> torch.autocast:
-    """bfloat16 where it is safe, float32 elsewhere; the weights themselves stay as they are."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
 
 
 class LookMemory:
@@ -249,17 +320,17 @@ def last_value(record: Record, metric: str) -> Any:
 
 def score_snapped(
     model: nn.Module, optimizer: MethodOptimizer, train: Source, test: Source, config: TrainConfig
-) -> tuple[float, float]:
-    """(accuracy in percent, mean loss) on `test`, weights on their levels and BatchNorm re-estimated on `train`.
+) -> Score:
+    """Accuracy and mean loss on `test`, weights on their levels and BatchNorm re-estimated on `train`.
 
     The weights are put back; BatchNorm's running statistics stay the snapped net's (training does not use them).
     """
-    size = config.score_batch_size
-    batches = config.batchnorm_images and max(1, config.batchnorm_images // size)
+    size, some = config.score_batch_size, config.batchnorm_images
+    chosen = islice(train.mixed(size), max(1, some // size)) if some else train.ordered(size)
     device = next(model.parameters()).device
     with snapped(optimizer), autocast(device, config.bf16):
-        reestimate_batchnorm(model, islice(train.ordered(size), batches))
-        return score(model, test.ordered(size))
+        reestimate_batchnorm(model, chosen)
+        return score(model, test.ordered(size), world().total)
 
 
 def bits_per_weight(optimizer: MethodOptimizer) -> float:
@@ -270,7 +341,7 @@ def bits_per_weight(optimizer: MethodOptimizer) -> float:
 
 
 @torch.no_grad()
-def weight_histogram(optimizer: MethodOptimizer) -> dict[str, list[float] | dict[str, list[int]]]:
+def weight_histogram(optimizer: MethodOptimizer) -> dict[str, Any]:
     """Counts of each layer's optimised weights (a rival's latents) in level units, over the levels' range and a bit.
 
     The end bins hold everything beyond them too.
@@ -285,3 +356,11 @@ def weight_histogram(optimizer: MethodOptimizer) -> dict[str, list[float] | dict
         counts[name] = q.clamp(low, high).cpu().histc(HISTOGRAM_BINS, low, high).long().tolist()
     width = (high - low) / HISTOGRAM_BINS
     return {"edges": [low + i * width for i in range(HISTOGRAM_BINS + 1)], "layers": counts}
+
+
+def first_and_others(layers: dict[str, list[int]]) -> dict[str, list[int]]:
+    """The first layer's counts as they are and those of all other layers added up."""
+    (first, counts), *others = layers.items()
+    if not others:
+        return layers
+    return {first: counts, "others": [sum(column) for column in zip(*(c for _, c in others), strict=True)]}

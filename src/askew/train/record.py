@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 import tempfile
 from dataclasses import asdict, dataclass, field
@@ -57,7 +58,7 @@ class Record:
     def save(self, folder: Path) -> Path:
         """Write folder/NAME.json atomically: a reader sees the old file or the whole new one."""
         path = folder / f"{self.name}.json"
-        write_text(path, json.dumps(plain(asdict(self)), indent=1, allow_nan=False) + "\n")
+        write_text(path, lists_on_a_line(json.dumps(plain(asdict(self)), indent=1, allow_nan=False)) + "\n")
         return path
 
 
@@ -95,6 +96,13 @@ def plain(value: Any) -> Any:
     if hasattr(value, "item"):
         return plain(value.item())
     return str(value)
+
+
+def lists_on_a_line(text: str) -> str:
+    """Indented JSON with each list of numbers on one line; a string has no raw line break, so none is touched."""
+    number = r"(?:-?[0-9][0-9.eE+-]*|null)"
+    numbers = re.compile(rf"\[\n\s+({number}(?:,\n\s+{number})*)\n\s+\]")
+    return numbers.sub(lambda found: "[" + re.sub(r",\n\s+", ", ", found.group(1)) + "]", text)
 
 
 def writable_folder(folder: Path) -> Path:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from askew.data.images import Splits
-from askew.data.loader import Batches, DeviceData
+from askew.data.loader import Batches, DeviceData, batch_count, check_sharding, shard
 from askew.train.evaluate import Batch
+
+T = TypeVar("T")
 
 
 class Source(Protocol):
-    """A data set as the loop sees it."""
+    """A data set as the loop sees it. In several processes each gets its part of every batch."""
 
     images: int
 
@@ -29,13 +32,37 @@ class Source(Protocol):
         """All images once, in their own order and as they are, `size` at a time."""
         ...
 
+    def mixed(self, size: int) -> Iterator[Batch]:
+        """As `ordered`, but in a mixed order, always the same: the first batches have images of all classes."""
+        ...
+
+
+class Shelf:
+    """Keeps the last data set that was loaded, so that the next run on it in this process neither decodes nor uploads.
+
+    One thing of each kind (files in memory, images on the device); another key's goes before the new one comes.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[Hashable, Any]] = {}
+
+    def take(self, kind: str, key: Hashable, make: Callable[[], T]) -> T:
+        """What lies there for this key, or what `make` gives, kept."""
+        if kind not in self._held or self._held[kind][0] != key:
+            self._held.pop(kind, None)
+            self._held[kind] = key, make()
+        return self._held[kind][1]
+
 
 class TensorSource:
     """A data set that is two tensors; an incomplete last batch is left out of training."""
 
-    def __init__(self, data: Batch, batch: int, seed: int) -> None:
+    def __init__(self, data: Batch, batch: int, seed: int, rank: int = 0, world: int = 1) -> None:
         self.x, self.y = data
+        if world > 1:
+            check_sharding(len(self.y), batch, rank, world, drop_last=True)
         self.batch, self.seed = batch, seed
+        self.rank, self.world = rank, world
         self.images = len(self.y)
 
     def steps(self) -> int:
@@ -44,11 +71,20 @@ class TensorSource:
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
         order = torch.randperm(self.images, generator=generator).to(self.y.device)
-        for part in order[: self.steps() * self.batch].split(self.batch)[skip:]:
-            yield self.x[part], self.y[part]
+        yield from self._parts(order[: self.steps() * self.batch], self.batch, skip)
 
     def ordered(self, size: int) -> Iterator[Batch]:
-        return zip(self.x.split(size), self.y.split(size), strict=True)
+        return self._parts(torch.arange(self.images, device=self.y.device), size)
+
+    def mixed(self, size: int) -> Iterator[Batch]:
+        order = torch.randperm(self.images, generator=torch.Generator().manual_seed(0)).to(self.y.device)
+        return self._parts(order, size)
+
+    def _parts(self, order: Tensor, size: int, skip: int = 0) -> Iterator[Batch]:
+        """This process's part of each batch of `size` in that order."""
+        for step in range(skip, batch_count(len(order), size, drop_last=False)):
+            mine = order[shard(len(order), size, step, self.rank, self.world)]
+            yield self.x[mine], self.y[mine]
 
 
 class ImageSource:
@@ -65,15 +101,24 @@ class ImageSource:
         return self.train.epoch(epoch, skip)
 
     def ordered(self, size: int) -> Iterator[Batch]:
+        return self._whole(size, shuffle=False)
+
+    def mixed(self, size: int) -> Iterator[Batch]:
+        return self._whole(size, shuffle=True)
+
+    def _whole(self, size: int, shuffle: bool) -> Iterator[Batch]:
+        rank, world = self.train.rank, self.train.world
         whole = Batches(
             self.data,
-            size,
+            -(-size // world) * world,
             mean=self.train.mean.tolist(),
             std=self.train.std.tolist(),
             augment=False,
-            shuffle=False,
+            shuffle=shuffle,
             dtype=self.train.dtype,
             drop_last=False,
+            rank=rank,
+            world=world,
         )
         return whole.epoch(0)
 
@@ -86,14 +131,23 @@ def image_sources(
     pad: int = 4,
     flip: bool = True,
     channels_last: bool = True,
+    rank: int = 0,
+    world: int = 1,
+    shelf: Shelf | None = None,
 ) -> tuple[ImageSource, ImageSource]:
-    """(train, test) on the device, both normalised by the training set's statistics."""
+    """(train, test) on the device, both normalised by the training set's statistics.
+
+    rank, world: this process's part of every batch. shelf: take the uploaded images from it if they are there.
+    """
 
     def source(split: DeviceData) -> ImageSource:
-        batches = Batches(
-            split, min(batch, len(split)), seed, mean=splits.train.mean, std=splits.train.std, pad=pad, flip=flip
-        )
+        size = max(world, min(batch, len(split) // world * world))
+        mean, std = splits.train.mean, splits.train.std
+        batches = Batches(split, size, seed, mean=mean, std=std, pad=pad, flip=flip, rank=rank, world=world)
         return ImageSource(split, batches)
 
-    train, test = (DeviceData(part, device, channels_last) for part in splits)
+    def upload() -> list[DeviceData]:
+        return [DeviceData(part, device, channels_last) for part in splits]
+
+    train, test = (shelf or Shelf()).take("device", (splits, str(device), channels_last), upload)
     return source(train), source(test)

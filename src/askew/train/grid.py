@@ -1,0 +1,124 @@
+"""A grid of runs (methods x seeds): over all local GPUs, or over a Ray cluster. Finished runs are not done again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+from askew.report.live import Status
+from askew.train.grid_job import Failure, OnJob, Train
+from askew.train.grid_local import Local, local_devices
+from askew.train.grid_ray import RayCluster
+from askew.train.images import ImageTraining, record_folder, titles, train_images
+from askew.train.record import Record, load
+
+EngineName = Literal["local", "ray"]
+MACHINE = {"device", "bf16", "static"}  # settings that follow the machine: a record made on another one will do
+WATCHED = {"histogram_epochs", "score_every", "log_every", "brief"}  # .. that change only what is written of a run
+
+
+class GridError(RuntimeError):
+    """Some runs failed, the others have finished; `failures` maps the name of each to its reason and traceback."""
+
+    def __init__(self, failures: Mapping[str, Failure], total: int) -> None:
+        self.failures = dict(failures)
+        reasons = "; ".join(f"{name}: {failure.reason}" for name, failure in self.failures.items())
+        super().__init__(f"{len(self.failures)} of {total} runs failed ({reasons}); start again to go on with them")
+
+
+class Engine(Protocol):
+    """Where jobs run: the kind of device they will find, and how they are done."""
+
+    kind: str
+
+    def run(self, jobs: Sequence[ImageTraining], on_status: OnJob, train: Train) -> list[Record | Failure]: ...
+
+    def close(self) -> None: ...
+
+
+def run_grid(
+    jobs: Sequence[ImageTraining],
+    *,
+    engine: EngineName = "local",
+    per_device: int = 1,
+    devices: Sequence[str] | None = None,
+    on_status: OnJob | None = None,
+    train: Train = train_images,
+) -> list[Record]:
+    """Do all jobs and return their records, in the order of the jobs.
+
+    A job whose record lies in its folder is not run again (the record must have the job's settings), one that was
+    stopped goes on from its checkpoint. A job that fails does not stop the others; GridError then names it.
+
+    engine      local: worker processes on this machine; ray: a Ray cluster (see grid_ray.RayCluster)
+    per_device  runs that share a device at a time: a small net leaves a GPU mostly idle
+    devices     local ones to use, such as cuda:0; default: all GPUs, or the CPU if there are none
+    on_status   told (name of the job, where it stands): first of all jobs, at step 0 those that have to be run and
+                at their end those that are finished; then as they go
+    train       what does a job
+    """
+    if per_device < 1:
+        raise ValueError(f"per_device must be 1 or more, got {per_device}")
+    check_folders(jobs)
+    tell = on_status or (lambda name, status: None)
+    with closing(_engine(engine, jobs, per_device, devices)) as team:
+        placed = [replace(job, device=team.kind) for job in jobs]
+        results: list[Record | Failure | None] = [finished(job) for job in placed]
+        for job, record in zip(placed, results, strict=True):
+            tell(job.name, _known(job, record))
+        todo = [i for i, record in enumerate(results) if record is None]
+        for i, found in zip(todo, team.run([placed[i] for i in todo], tell, train) if todo else [], strict=True):
+            results[i] = found
+    failures = {job.name: found for job, found in zip(placed, results, strict=True) if isinstance(found, Failure)}
+    if failures:
+        raise GridError(failures, len(jobs))
+    return [record for record in results if isinstance(record, Record)]
+
+
+def _engine(name: EngineName, jobs: Sequence[ImageTraining], per_device: int, devices: Sequence[str] | None) -> Engine:
+    if name == "local":
+        return Local(devices or local_devices({job.device for job in jobs}), per_device)
+    if name != "ray":
+        raise ValueError(f"engine must be 'local' or 'ray', got {name!r}")
+    if devices is not None:
+        raise ValueError("devices are local ones; a Ray cluster places the runs by itself")
+    return RayCluster(per_device)
+
+
+def check_folders(jobs: Sequence[ImageTraining]) -> None:
+    """ValueError if two jobs would write to the same place."""
+    for places in ([job.out / job.name for job in jobs], [record_file(job) for job in jobs]):
+        twice = [str(place) for place, count in Counter(places).items() if count > 1]
+        if twice:
+            raise ValueError(f"several runs of the grid share a place: {', '.join(twice[:3])}; give them other folders")
+
+
+def record_file(job: ImageTraining) -> Path:
+    """Where the job's record lies once it is complete."""
+    return record_folder(job) / f"{Record(*titles(job), {}, job.seed, environment={}).name}.json"
+
+
+def finished(job: ImageTraining) -> Record | None:
+    """The job's record if it is there; ValueError, naming folder and setting, if it is another run's."""
+    path = record_file(job)
+    if not path.exists():
+        return None
+    record = load(path)
+    there, aside = record.config, MACHINE | WATCHED | (job.row.about.keys() if job.row else set())
+    here = {k: v for k, v in job.describe().items() if k in there and k not in aside}
+    different = sorted(name for name, value in here.items() if there[name] != value)
+    if different:
+        shown = ", ".join(f"{name}: {there[name]!r} there, {here[name]!r} here" for name in different[:4])
+        raise ValueError(f"record {path} was made with other settings ({shown}); choose another folder or remove it")
+    return record
+
+
+def _known(job: ImageTraining, record: Record | Failure | None) -> Status:
+    """Where a job stands before anything is run."""
+    if isinstance(record, Record):
+        return Status(1, 1, job.epochs, job.epochs, accuracy=record.summary.get("accuracy"))
+    return Status(0, 1, 0, job.epochs)

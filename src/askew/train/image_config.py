@@ -1,0 +1,258 @@
+"""Settings of one training run on images: a frozen dataclass from which the command line is derived."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import torch
+import tyro
+
+from askew.core import LevelSet, Per
+from askew.methods.registry import METHODS, method
+from askew.models.resnet import Stem
+from askew.nn.straight_through import SignGradient
+from askew.train import low_bit
+from askew.train.config import Schedule, TrainConfig
+from askew.train.low_bit import Form
+from askew.train.recipes import DATASETS, OTHER, RECIPES, SHAPES, USERS, WIDTH, By, DataDefaults, Dataset, Recipe
+from askew.train.record import plain
+
+HISTOGRAMS = (0.2, 0.39, 0.55, 0.99, 1.0)  # parts of the run; of 100 epochs, the paper's 20, 39, 55, 99 and the end
+RECIPE_FIELDS = tuple(f.name for f in fields(Recipe))
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """Where a run stands in a table: the experiment, the row's key, what its record says of it, and its folder."""
+
+    experiment: str
+    key: str
+    folder: Path
+    about: dict[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class ImageTraining:
+    """Train a network on images and keep what is needed to trust, resume and repeat the run.
+
+    A setting that is not given is the method's (or the data set's) own: see askew/train/recipes.py.
+    """
+
+    data: Path
+    """Folder with the data set as its makers give it; nothing is downloaded."""
+    dataset: tyro.conf.Positional[Dataset] = "cifar10"
+    """Which data set."""
+    method: str = "askew-level-first"
+    """full-precision, askew-level-first, askew, or a rival: binaryconnect, proxquant, parq, ..."""
+    bits: int = 1
+    """Bits a weight: 1 is {-1, +1}, 2 to 8 the integers of that width with a SAWB scale a layer."""
+    activation_bits: int | None = None
+    """Bits an activation: 1 is its sign, 2 to 8 what each layer multiplies (full precision if not given)."""
+    form: Form | None = None
+    """Levels of 2 to 8 bits: int (2^b integers), symmetric (2^b levels without zero) or paper (2^b + 1 integers)."""
+    per: Per | None = None
+    """A weight scale for each tensor or each channel (2 bits and more)."""
+    sign_gradient: SignGradient | None = None
+    """What stands for the derivative of a sign: tanh (the paper's), clip or quadratic (one-bit activations)."""
+    epochs: int = 100
+    """Passes over the training images."""
+    batch: int | None = None
+    """Images a step."""
+    lr: float | None = None
+    """Adam's learning rate at the start."""
+    schedule: Schedule | None = None
+    """How the learning rate falls: constant, cosine, or in steps (the paper's)."""
+    min_lr: float | None = None
+    """Learning rate at the end of a cosine."""
+    cosine_end: float | None = None
+    """Part of the run after which a cosine has reached min_lr and stays there."""
+    milestones: tuple[float, ...] | None = None
+    """Parts of the run at which a schedule in steps lowers the learning rate."""
+    factor: float | None = None
+    """What the learning rate is multiplied by at a milestone."""
+    alpha: float | None = None
+    """ASkew's alpha."""
+    start: float | None = None
+    """Part of the run after which ASkew begins to tighten."""
+    end: float | None = None
+    """Part of the run after which level-first has captured all weights."""
+    power: float | None = None
+    """Pace of level-first: the radius (or captured part) grows as this power of time."""
+    by: By | None = None
+    """What grows in level-first: the capture radius, or the captured part of each layer (quantile)."""
+    K: float | None = None
+    """Factor by which the paper's form lowers epsilon each hundredth of the run."""
+    options: dict[str, bool | int | float | str] | None = field(default=None, hash=False)
+    """Options of the method by name, such as: rate 0.001 freeze 0.7 (ProxQuant)."""
+    seed: int = 0
+    """Seed of initial weights, order and augmentation."""
+    init: Path | None = None
+    """Start from the weights of this float checkpoint (.safetensors or .pt), matched by name, and fine-tune."""
+    width: int | None = None
+    """Width of VGG-small's first layer (CIFAR-10; 128 if not given)."""
+    stem: Stem | None = None
+    """ResNet-18's first layer: tiny or imagenet (7x7 and a pool), small (3x3)."""
+    skip: tuple[str, ...] = ()
+    """Layers left in full precision, by name or pattern, such as head.linear."""
+    pad: int | None = None
+    """Border around an image before a random crop of its size; 0 for none (not for ImageNet)."""
+    resize: int = 256
+    """ImageNet: shorter side of an image before the crop."""
+    crop: int = 224
+    """ImageNet: side of the crop."""
+    val_map: Path | None = None
+    """ImageNet: text file of labels, if val/ has no class folders."""
+    workers: int = 8
+    """ImageNet: processes that decode images."""
+    score_every: int = 5
+    """Epochs from one scoring of the snapped net to the next."""
+    keep_every: int = 10
+    """Epochs from one checkpoint to the next."""
+    keep_best: bool = True
+    """Keep the best scored net as well as the last one."""
+    images: int | None = None
+    """Use only so many training and test images (all if not given)."""
+    holdout: int | None = None
+    """Keep so many training images out and score on them, not on the test images: for the search of settings."""
+    check_data: bool = True
+    """Refuse a data set that lacks its official number of classes or images."""
+    static: bool | None = None
+    """Steps from buffers on the device, compiled and replayed as a CUDA graph (default: on a GPU, in one process)."""
+    tensorboard: bool = False
+    """Write curves and histograms for TensorBoard to the run's folder as well."""
+    device: str = "auto"
+    """cpu, cuda, or auto: a GPU if there is one."""
+    out: Path = Path("runs/train")
+    """Folder for record and checkpoints; a run that was stopped there goes on."""
+    row: Annotated[TableRow | None, tyro.conf.Suppress] = None
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"no method named {self.method!r}; known: {', '.join(METHODS)}")
+        if self.dataset not in DATASETS:
+            raise ValueError(f"no data set named {self.dataset!r}; known: {', '.join(DATASETS)}")
+        low_bit.check(self)
+        for name in ("images", "holdout", "width", "resize", "crop", "keep_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be 1 or more, got {value}")
+        self._check_unused()
+        self._check_options()
+        self.settings()
+
+    def _check_unused(self) -> None:
+        """Nothing is taken and then ignored."""
+        for name, users in USERS.items():
+            if getattr(self, name) is not None and self.method not in users:
+                raise ValueError(f"{name} is a setting of {', '.join(users)}; {self.method} has none")
+        schedule = self.recipe.schedule
+        for name, shape in SHAPES.items():
+            if getattr(self, name) is not None and schedule != shape:
+                raise ValueError(f"{name} belongs to the schedule {shape!r}, not to {schedule!r}")
+        net = self.defaults.model
+        for name, owner in (("width", "vgg-small"), ("stem", "resnet18")):
+            if getattr(self, name) is not None and net != owner:
+                raise ValueError(f"{name} is a setting of {owner}; {self.dataset} is trained with {net}")
+        if self.stem is not None and self.stem not in get_args(Stem):
+            raise ValueError(f"no stem named {self.stem!r}; known: {', '.join(get_args(Stem))}")
+        if self.dataset == "imagenet" and (self.pad or self.holdout):
+            raise ValueError("pad and holdout are for CIFAR-10 and TinyImageNet")
+
+    def _check_options(self) -> None:
+        if not self.recipe.options:
+            return
+        if self.recipe.annealing(self.method) is not None:
+            raise ValueError(f"{self.method} has no options but alpha, start, end, power, by and K")
+        try:
+            method(self.method, **self.recipe.options)
+        except TypeError as error:
+            raise ValueError(f"options of {self.method}: {error}") from error
+
+    @property
+    def recipe(self) -> Recipe:
+        """The method's recipe with what was given in its place."""
+        given = {name: getattr(self, name) for name in RECIPE_FIELDS}
+        return replace(RECIPES.get(self.method, OTHER), **{k: v for k, v in given.items() if v is not None})
+
+    @property
+    def defaults(self) -> DataDefaults:
+        return DATASETS[self.dataset]
+
+    @property
+    def levels(self) -> LevelSet:
+        return low_bit.levels(self)
+
+    @property
+    def name(self) -> str:
+        """Of the run's folder: what tells it from its neighbours."""
+        if self.row is not None:
+            return f"{self.row.experiment}-{self.row.key}-seed{self.seed}"
+        return f"{self.dataset}-{self.method}-{self.width_name}-seed{self.seed}"
+
+    @property
+    def width_name(self) -> str:
+        """Bits of weights and activations: 1bit, w4a4."""
+        return f"{self.bits}bit" if self.activation_bits is None else f"w{self.bits}a{self.activation_bits}"
+
+    @property
+    def padding(self) -> int:
+        """Border of random crops."""
+        return self.defaults.pad if self.pad is None else self.pad
+
+    def settings(self) -> TrainConfig:
+        """The loop's part of the settings."""
+        recipe = self.recipe
+        annealing = recipe.annealing(self.method)
+        alpha = annealing.default_alpha if annealing and recipe.alpha is None else recipe.alpha
+        return TrainConfig(
+            method=self.method,
+            epochs=self.epochs,
+            batch_size=self.defaults.batch if self.batch is None else self.batch,
+            lr=recipe.lr,
+            schedule=recipe.schedule,
+            min_lr=min(recipe.min_lr, recipe.lr),
+            cosine_end=recipe.cosine_end,
+            milestones=recipe.milestones,
+            factor=recipe.factor,
+            annealing=annealing,
+            alpha=alpha if annealing else None,
+            seed=self.seed,
+            histogram_epochs=tuple(sorted({round(part * self.epochs) for part in HISTOGRAMS})),
+            score_every=self.score_every,
+            score_batch_size=500 if self.dataset == "imagenet" else 1000,
+            batchnorm_images=20000,
+            bf16=self.where.type == "cuda",
+            static=self.takes_static_steps,
+            log_every=self.defaults.log_every,
+            brief=True,
+        )
+
+    @property
+    def takes_static_steps(self) -> bool:
+        if self.static is not None:
+            return self.static
+        alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+        return self.where.type == "cuda" and self.dataset != "imagenet" and alone
+
+    @property
+    def where(self) -> torch.device:
+        if self.device != "auto":
+            return torch.device(self.device)
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values that decide the outcome (not where the files lie)."""
+        elsewhere = {"data", "out", "device", "row", "workers", "check_data", "val_map", "batch"}
+        elsewhere |= {"tensorboard", "keep_every", "keep_best"}
+        own = {k: v for k, v in asdict(self).items() if k not in elsewhere and k not in RECIPE_FIELDS}
+        own["init"] = None if self.init is None else self.init.name
+        net = {"model": self.defaults.model, "pad": self.padding, "options": dict(self.recipe.options)}
+        if self.defaults.model == "vgg-small":
+            net["width"] = self.width or WIDTH
+        else:
+            net["stem"] = self.stem or self.defaults.stem
+        about = self.row.about if self.row else {}
+        return plain(own | self.settings().describe() | net | {"device": self.where.type} | about)

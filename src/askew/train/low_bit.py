@@ -1,0 +1,73 @@
+"""Bits of a run's weights and activations, from its settings: levels, scales, the activations of its net."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from torch import nn
+
+from askew.core import LevelSet, Per, ScaleKind, binary, uniform
+from askew.methods.base import Method
+from askew.methods.lsq import Lsq
+from askew.methods.parq import Parq
+from askew.nn import Sign, quantize_activations
+from askew.nn.insert import LAYERS
+from askew.nn.straight_through import SignGradient
+
+if TYPE_CHECKING:
+    from askew.train.image_config import ImageTraining
+
+Form = Literal["int", "symmetric", "paper"]
+
+
+def check(config: ImageTraining) -> None:
+    """Raise a ValueError for bits that do not exist and for settings that would be ignored."""
+    for name in ("bits", "activation_bits"):
+        value = getattr(config, name)
+        if value is not None and not 1 <= value <= 8:
+            raise ValueError(f"{name} must lie in 1..8, got {value}")
+    for name, kinds in (("form", get_args(Form)), ("per", get_args(Per)), ("sign_gradient", get_args(SignGradient))):
+        if getattr(config, name) not in (None, *kinds):
+            raise ValueError(f"{name} must be one of {', '.join(kinds)}, got {getattr(config, name)!r}")
+    for name in ("form", "per"):
+        if config.bits == 1 and getattr(config, name) is not None:
+            raise ValueError(f"{name} is a setting of 2 to 8 bits; weights of one bit are -1 and +1 without a scale")
+    if config.sign_gradient is not None and config.activation_bits != 1:
+        raise ValueError("sign_gradient is a setting of one-bit activations")
+
+
+def levels(config: ImageTraining) -> LevelSet:
+    """-1 and +1, or 2 to 8 bits in the form asked for (the 2^b integers if none is)."""
+    return binary() if config.bits == 1 else uniform(config.bits, config.form or "int")
+
+
+def scale(config: ImageTraining, method: Method | None = None) -> ScaleKind:
+    """SAWB's from two bits on; LSQ's learned step always; none for PARQ that finds its own levels."""
+    if isinstance(method, Lsq):
+        return "sawb"
+    if isinstance(method, Parq) and method.levels == "lsbq":
+        return "none"
+    return "none" if config.bits == 1 else "sawb"
+
+
+def model_options(config: ImageTraining) -> dict[str, Any]:
+    """Of the net: signs in the place of ReLUs at one bit (VGG-small then pools before its BatchNorm)."""
+    if config.activation_bits != 1:
+        return {}
+    options: dict[str, Any] = {"activation": partial(Sign, config.sign_gradient or "tanh")}
+    return options | ({"pool_first": True} if config.defaults.model == "vgg-small" else {})
+
+
+def with_activations(config: ImageTraining, net: nn.Module) -> nn.Module:
+    """The net with what its layers multiply at 2 to 8 bits, but for the first one (it sees images) and skipped ones."""
+    if config.activation_bits in (None, 1):
+        return net
+    first = next(name for name, module in net.named_modules() if isinstance(module, LAYERS))
+    patterns = [first, *(pattern.removesuffix(".weight") for pattern in config.skip)]
+
+    def left_alone(name: str, module: nn.Module) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+    return quantize_activations(net, config.activation_bits, at="inputs", skip=left_alone)

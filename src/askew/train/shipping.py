@@ -1,0 +1,90 @@
+"""askew export: a finished training run into a file that needs no torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from torch import nn
+
+from askew.optim import MethodOptimizer, snapped
+from askew.ship.export import Exported, export
+from askew.train.checkpoint import CheckpointError, read_file
+from askew.train.evaluate import reestimate_batchnorm
+from askew.train.images import ImageTraining, build_model, build_optimizer, load_images
+from askew.train.record import Record
+from askew.train.source import image_sources
+
+# what of a run's settings decides its net and its levels; the optimizer's state brings the rest
+DECISIVE = ("method", "bits", "activation_bits", "form", "per", "sign_gradient", "seed", "skip")
+BATCH = 500
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a trained net as one small file: packed weights, BatchNorm folded in, no torch needed to run it."""
+
+    run: tyro.conf.Positional[Path]
+    """Folder of the training run, or one of its checkpoints (last.pt is taken from a folder)."""
+    out: tyro.conf.Positional[Path]
+    """The file to write."""
+    data: Path | None = None
+    """The run's data: BatchNorm is re-estimated on its training images, their mean and std go into the file."""
+    onnx: Path | None = None
+    """Write an ONNX file too (needs the package onnx)."""
+    images: int = 20000
+    """Training images for BatchNorm."""
+
+
+def export_run(config: Export) -> Exported:
+    """Rebuild the run's net and optimizer from a checkpoint and export them."""
+    path = config.run / "last.pt" if config.run.is_dir() else config.run
+    if not path.exists():
+        raise CheckpointError(f"{config.run}: no training run and no checkpoint there")
+    payload = read_file(path)
+    record = Record(**json.loads(payload["record"]))
+    job = settings_of(record, config.data)
+    model = build_model(job, int(record.config["classes"]))
+    optimizer = build_optimizer(job, model, total_steps=1)
+    model.load_state_dict(payload["model"])
+    optimizer.load_state_dict(payload["parts"]["optimizer"])
+    about: dict[str, Any] = {"run": record.config.get("train_set"), "accuracy": record.summary.get("accuracy")}
+    if config.data is not None:
+        about |= prepare(job, model, optimizer, config.images)
+    return export(model.eval(), optimizer, config.out, record=record.name, about=about, onnx=config.onnx)
+
+
+def settings_of(record: Record, data: Path | None) -> ImageTraining:
+    """The run's settings as far as they decide its net."""
+    kept = {name: record.config[name] for name in DECISIVE if record.config.get(name) is not None}
+    kept["skip"] = tuple(kept.get("skip", ()))
+    net = "width" if record.config.get("model") == "vgg-small" else "stem"
+    options = record.config.get("options") or None
+    return ImageTraining(
+        data or Path(),
+        dataset=record.config["dataset"],
+        device="cpu",
+        check_data=False,
+        options=options,
+        **{net: record.config[net]},
+        **kept,
+    )
+
+
+def prepare(job: ImageTraining, model: nn.Module, optimizer: MethodOptimizer, images: int) -> dict[str, Any]:
+    """Re-estimate BatchNorm on training images at the snapped weights; returns what pictures need to be normalised."""
+    splits = load_images(job)
+    train, _ = image_sources(splits, BATCH, job.seed, torch.device("cpu"), pad=0)
+    taken = []
+    for batch in train.mixed(BATCH):
+        taken.append(batch)
+        if len(taken) * BATCH >= images:
+            break
+    with snapped(optimizer):
+        reestimate_batchnorm(model, taken)
+    mean, std = [float(v) for v in splits.train.mean], [float(v) for v in splits.train.std]
+    return {"mean": mean, "std": std, "classes": list(splits.train.classes)}

@@ -1,0 +1,196 @@
+"""How training steps are taken: op by op (Eager), or from fixed buffers, compiled, as a CUDA graph (Static).
+
+Both take the same steps: the same batches, learning rates, schedules and order of operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from askew.core import Clock
+from askew.data.loader import Plan
+from askew.optim import MethodOptimizer
+from askew.train.source import ImageSource, Source
+
+WARM = 3  # steps before the first capture: they compile, choose convolution kernels and make the optimizer's state
+
+
+class Stepper(Protocol):
+    """Takes the steps of an epoch; lr is the learning rate of the last one (of the first group)."""
+
+    lr: float
+
+    def steps(self, epoch: int, first: int) -> Iterator[Tensor]:
+        """Take the epoch's steps from number `first` on; after each one its loss, still on the device."""
+        ...
+
+
+def autocast(device: torch.device, enabled: bool, cache: bool = True) -> torch.autocast:
+    """bfloat16 where it is safe, float32 elsewhere; the weights themselves stay as they are."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=cache)
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """In float32 at least."""
+    return nn.functional.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), y)
+
+
+class Eager:
+    """One operation after another, on any device, model and source of batches."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: MethodOptimizer, scheduler: LRScheduler, train: Source, bf16: bool
+    ) -> None:
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.train, self.bf16 = train, bf16
+        self.lr = 0.0
+
+    def steps(self, epoch: int, first: int) -> Iterator[Tensor]:
+        for x, y in self.train.epoch(epoch, first):
+            self.optimizer.zero_grad(set_to_none=True)
+            with autocast(x.device, self.bf16):
+                logits = self.model(x)
+            loss = cross_entropy(logits, y)
+            loss.backward()
+            self.lr = float(self.optimizer.param_groups[0]["lr"])
+            self.optimizer.step()
+            self.scheduler.step()
+            yield loss.detach()
+
+
+class Static:
+    """A step that reads everything from buffers on the device, so that one CUDA graph holds all of it.
+
+    At the start of an epoch its plan (order, shifts, flips) and a table of numbers (one row a step: learning rate of
+    each group, dials of the optimizer) go to the device; a step reads the place that its own counter points to. What
+    the host decides (optimizer.phase) holds for a graph's life: when it changes, one step is taken op by op and the
+    next ones are captured anew. On a CPU, and with capture=False, every step is taken op by op.
+
+    Gradients are not checked step by step; a loss that is not finite ends the run at the end of its epoch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: MethodOptimizer,
+        scheduler: LRScheduler,
+        train: Source,
+        bf16: bool,
+        capture: bool = True,
+    ) -> None:
+        if not isinstance(train, ImageSource) or train.train.world > 1:
+            raise ValueError("a static step needs images that lie on one device: CIFAR-10 or TinyImageNet, one process")
+        if not isinstance(scheduler, LambdaLR):
+            raise ValueError(f"a static step needs a LambdaLR schedule, got {type(scheduler).__name__}")
+        self.optimizer, self.scheduler = optimizer, scheduler
+        self.batches, self.bf16 = train.train, bf16
+        self.device = train.data.device
+        self.capture = capture and self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device) if self.capture else None
+        self.lr = 0.0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graph_phase: Hashable = None
+        self.warm = WARM
+        self.make = self._compiled(self.batches.make)
+        self.loss_of = self._compiled(_loss_of(model))
+        optimizer.nonfinite = "ignore"
+        self._buffers()
+
+    def _compiled(self, function: Callable[..., object]) -> Callable:
+        return torch.compile(function, dynamic=False) if self.capture else function
+
+    def _buffers(self) -> None:
+        n, size = len(self.batches), self.batches.batch
+        whole = self.batches.plan(0)
+        self.plan = Plan(*(torch.empty_like(part) for part in whole))
+        self.places = torch.arange(size, device=self.device)
+        self.index = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.losses = torch.zeros(n, device=self.device)
+        self.table: Tensor | None = None
+
+    def _knobs(self) -> list[Tensor]:
+        """The scalars a row of the table sets: learning rates, then the optimizer's dials."""
+        return [group["lr"] for group in self.optimizer.param_groups] + self.optimizer.dials()
+
+    def _row(self, step: int) -> list[float]:
+        pairs = zip(self.scheduler.base_lrs, self.scheduler.lr_lambdas, strict=True)
+        clock = Clock(step, self.optimizer.total_steps)
+        return [float(base) * rate(step) for base, rate in pairs] + self.optimizer.dial_settings(clock)
+
+    def _load(self, epoch: int) -> None:
+        """Send the epoch's plan and table to the device, into the buffers the graph reads."""
+        for buffer, part in zip(self.plan, self.batches.plan(epoch), strict=True):
+            buffer.copy_(part)
+        n = len(self.losses)
+        rows = torch.tensor([self._row(epoch * n + i) for i in range(n)], dtype=torch.float64)
+        if self.table is None:
+            self.table = torch.empty_like(rows, device=self.device)
+        self.table.copy_(rows)
+        self.rates: list[list[float]] = rows[:, : len(self.optimizer.param_groups)].tolist()
+        for group, lr in zip(self.optimizer.param_groups, self.rates[0], strict=True):
+            if self.capture and not (isinstance(group["lr"], Tensor) and group["lr"].device == self.index.device):
+                group["lr"] = torch.tensor(lr, dtype=torch.float32, device=self.device)
+
+    def steps(self, epoch: int, first: int) -> Iterator[Tensor]:
+        n = len(self.losses)
+        self._load(epoch)
+        self.index.fill_(first)
+        for i in range(first, n):
+            step, self.lr = epoch * n + i, self.rates[i][0]
+            phase = self.optimizer.phase(Clock(step, self.optimizer.total_steps))
+            if self.graph is not None and phase == self.graph_phase:
+                self.graph.replay()
+                self.optimizer.advance(1)
+            elif self.capture:
+                self._beside(phase, self.optimizer.phase(Clock(step + 1, self.optimizer.total_steps)))
+            else:
+                for group, lr in zip(self.optimizer.param_groups, self.rates[i], strict=True):
+                    group["lr"] = lr
+                self._step()
+            self.scheduler.last_epoch += 1
+            yield self.losses[i]
+
+    def _beside(self, phase: Hashable, following: Hashable) -> None:
+        """One step op by op on the stream of captures; then, if the next one is of the same kind, its capture."""
+        assert self.stream is not None
+        self.graph = None
+        main = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(main)
+        with torch.cuda.stream(self.stream):
+            self._step()
+        main.wait_stream(self.stream)
+        self.warm -= 1
+        if self.warm <= 0 and following == phase:
+            torch.cuda.synchronize(self.device)
+            self.graph, self.graph_phase = torch.cuda.CUDAGraph(), phase
+            with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
+                self._step()
+
+    def _step(self) -> None:
+        """The whole step, from buffers and counter to new weights; nothing here waits for the device."""
+        assert self.table is not None
+        if self.capture:
+            row = self.table.index_select(0, self.index)[0]
+            for knob, number in zip(self._knobs(), row.unbind(), strict=True):
+                knob.copy_(number)
+        places = self.index * self.batches.batch + self.places
+        x, y = self.make(Plan(*(part.index_select(0, places) for part in self.plan)))
+        self.optimizer.zero_grad(set_to_none=True)
+        with autocast(self.device, self.bf16, cache=False):
+            loss = self.loss_of(x, y)
+        loss.backward()
+        self.optimizer.step()
+        self.losses.index_copy_(0, self.index, loss.detach().reshape(1))
+        self.index += 1
+
+
+def _loss_of(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    def loss_of(x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(model(x), y)
+
+    return loss_of

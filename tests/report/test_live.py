@@ -1,0 +1,67 @@
+"""The bars: what they say of a run, how far they are, and what they expect of the rest."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from askew.report.live import Bars, GridBars, Status, describe
+
+
+def console() -> Console:
+    return Console(file=io.StringIO(), width=160)
+
+
+def test_a_bar_says_all_that_is_known() -> None:
+    status = Status(50, 100, 5, 10, 0.4213, 88.06, "eps", 0.00589, 0.973)
+    assert describe(status) == "epoch  5/10 · loss 0.421 · accuracy 88.1% · eps 0.0059 · feasible  97%"
+    assert describe(status, short=True) == "loss 0.421 acc 88.1% eps 0.0059 on  97%"
+    assert describe(Status(1, 100, 1, 10)) == "epoch  1/10"
+    assert describe(Status(1, 2, 1, 1, symbol="radius", value=0.5)).endswith("radius 0.50")
+
+
+def test_a_bar_goes_over_the_runs_of_a_method() -> None:
+    with Bars(console()) as bars:
+        bars.add("askew", runs=2)
+        bars.show("askew", Status(5, 10, 1, 2))
+        task = bars._progress.tasks[0]
+        assert task.completed == 0.5 and task.total == 2
+        bars.finish("askew", "accuracy 90%")
+        bars.show("askew", Status(1, 10, 1, 2))
+        assert task.completed == pytest.approx(1.1)
+        bars.finish("askew", "accuracy 91%")
+        assert task.finished and "91%" in task.fields["numbers"]
+
+
+def test_a_resumed_run_is_not_taken_for_a_fast_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time left comes from the steps that were seen: one a second."""
+    clock = [0.0]
+    with Bars(console()) as bars:
+        monkeypatch.setattr(bars._progress, "get_time", lambda: clock[0])
+        bars.add("askew")
+        task = bars._progress.tasks[0]
+        task._get_time = lambda: clock[0]
+        for step in range(81, 91):
+            bars.show("askew", Status(step, 100, 9, 10))
+            clock[0] += 1
+        assert task.time_remaining == pytest.approx(10, abs=2)
+
+
+def test_a_grid_has_a_bar_for_all_and_one_for_each_run_under_way() -> None:
+    with GridBars(console()) as bars:
+        for name in ("a", "b", "c"):
+            bars(name, Status(0, 1, 0, 5))
+        bars("d", Status(1, 1, 5, 5, accuracy=80.0))
+        (whole,) = bars._progress.tasks
+        assert whole.total == 4 and whole.completed == 1 and whole.fields["numbers"] == "1 of 4 runs done"
+        bars("a", Status(5, 10, 3, 5, loss=0.5))
+        bars("b", Status(2, 10, 1, 5))
+        assert [task.description for task in bars._progress.tasks] == ["all runs", "a", "b"]
+        assert whole.completed == pytest.approx(1.7)
+        assert "loss 0.500" in bars._progress.tasks[1].fields["numbers"]
+        bars("a", Status(10, 10, 5, 5))
+        bars("a", Status(10, 10, 5, 5, accuracy=81.0))  # after the last score
+        assert [task.description for task in bars._progress.tasks] == ["all runs", "b"]
+        assert whole.fields["numbers"] == "2 of 4 runs done"

@@ -1,0 +1,111 @@
+"""Settings of a run on images: defaults by method and data set, nothing taken and ignored, what counts described."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from askew.core import Exponential, LevelFirst
+from askew.data.images import ImageSet
+from askew.methods.registry import METHODS
+from askew.train.image_config import ImageTraining, TableRow
+from askew.train.images import build_model, build_optimizer, held_out
+from askew.train.recipes import RECIPES
+
+PLAIN = ImageTraining(Path("data"), device="cpu")
+
+
+def test_the_simple_command_trains_level_first_by_its_recipe():
+    settings = PLAIN.settings()
+    assert settings.annealing == LevelFirst(start=0.5) and settings.alpha == 0.05
+    assert (settings.lr, settings.min_lr, settings.cosine_end, settings.schedule) == (0.03, 0.001, 0.95, "cosine")
+    assert (settings.epochs, settings.batch_size, PLAIN.padding) == (100, 100, 4)
+
+
+def test_every_recipe_is_of_a_method_and_valid():
+    assert set(RECIPES) <= set(METHODS)
+    for method in METHODS:
+        replace(PLAIN, method=method)
+
+
+def test_what_is_given_takes_the_place_of_the_recipe():
+    given = replace(PLAIN, lr=0.1, start=0.2, end=0.9, power=2.0, by="quantile", alpha=0.3, min_lr=0.0)
+    assert given.settings().annealing == LevelFirst(0.2, 0.9, 2.0, "quantile") and given.settings().alpha == 0.3
+    paper = replace(PLAIN, method="askew", K=0.5, start=0.4, alpha=1.0)
+    assert paper.settings().annealing == Exponential(K=0.5, start=0.4)
+    assert paper.settings().schedule == "steps"
+    assert replace(PLAIN, method="askew-level-first-dithered").settings().annealing == LevelFirst(dither=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"method": "rounding"}, "no method named 'rounding'"),
+        ({"dataset": "mnist"}, "no data set named 'mnist'"),
+        ({"bits": 9}, "bits"),
+        ({"method": "binaryconnect", "alpha": 0.1}, "alpha is a setting of askew"),
+        ({"method": "askew", "by": "quantile"}, "by is a setting of askew-level-first"),
+        ({"K": 0.5}, "K is a setting of askew"),
+        ({"method": "askew", "min_lr": 0.1}, "min_lr belongs to the schedule 'cosine', not to 'steps'"),
+        ({"factor": 0.1}, "factor belongs to the schedule 'steps'"),
+        ({"stem": "small"}, "stem is a setting of resnet18; cifar10 is trained with vgg-small"),
+        ({"dataset": "tiny-imagenet", "width": 4}, "width is a setting of vgg-small"),
+        ({"dataset": "tiny-imagenet", "stem": "huge"}, "no stem named 'huge'"),
+        ({"dataset": "imagenet", "pad": 4}, "pad and holdout"),
+        ({"options": {"rate": 0.1}}, "askew-level-first has no options"),
+        ({"method": "proxquant", "options": {"rating": 0.1}}, "options of proxquant: .*rating"),
+        ({"method": "proxquant", "options": {"rate": -1.0}}, "rate"),
+        ({"images": 0}, "images"),
+        ({"lr": -0.1}, "lr"),
+    ],
+)
+def test_mistakes_are_named(wrong: dict[str, Any], said: str):
+    with pytest.raises(ValueError, match=said):
+        replace(PLAIN, **wrong)
+
+
+def test_options_reach_the_method():
+    config = replace(PLAIN, method="proxquant", options={"rate": 0.5, "freeze": 0.7}, width=2)
+    method = build_optimizer(config, build_model(config, 10), 10).method
+    assert (vars(method)["rate"], vars(method)["freeze"]) == (0.5, 0.7)
+
+
+def test_what_decides_the_outcome_is_described():
+    described = PLAIN.describe()
+    assert json.loads(json.dumps(described)) == described
+    changes: list[dict[str, Any]] = [
+        {"lr": 0.2}, {"schedule": "steps"}, {"min_lr": 0.01}, {"cosine_end": 0.5}, {"alpha": 0.2}, {"start": 0.1},
+        {"end": 0.8}, {"power": 2.0}, {"by": "quantile"}, {"seed": 1}, {"width": 64}, {"skip": ("head.linear",)},
+        {"pad": 2}, {"images": 100}, {"holdout": 10}, {"epochs": 10}, {"batch": 10}, {"bits": 2}, {"method": "parq"},
+    ]  # fmt: skip
+    for change in changes:
+        assert replace(PLAIN, **change).describe() != described, change
+    rival = replace(PLAIN, method="proxquant", options={"rate": 0.5})
+    assert rival.describe()["options"] == {"rate": 0.5}
+    tiny = replace(PLAIN, dataset="tiny-imagenet")
+    assert tiny.describe()["stem"] == "tiny" and replace(tiny, stem="small").describe()["stem"] == "small"
+    for same in ({"out": Path("elsewhere")}, {"data": Path("there")}, {"keep_every": 3}, {"check_data": False}):
+        assert replace(PLAIN, **same).describe() == described
+
+
+def test_a_row_names_the_run_and_is_told_in_its_record():
+    row = TableRow("cifar-w1", "parq-best", Path("results"), {"kind": "best"})
+    config = replace(PLAIN, row=row, seed=3)
+    assert config.name == "cifar-w1-parq-best-seed3" and config.describe()["kind"] == "best"
+    assert hash(config) == hash(replace(config))
+
+
+def test_held_out_images_are_spread_over_the_set_and_no_longer_trained_on():
+    images = np.arange(30, dtype=np.uint8)[:, None, None, None].repeat(3, 3)
+    whole = ImageSet(images, np.repeat(np.arange(3), 10).astype(np.int64), ("a", "b", "c"), "set")
+    train, test = held_out(whole, 6)
+    seen = [int(x) for part in (train, test) for x in part.images[:, 0, 0, 0]]
+    assert sorted(seen) == list(range(30)) and len(test) == 6
+    assert np.bincount(test.labels).tolist() == [2, 2, 2]
+    with pytest.raises(ValueError, match="holdout 30 leaves nothing"):
+        held_out(whole, 30)

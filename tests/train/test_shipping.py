@@ -1,0 +1,109 @@
+"""askew export and askew predict: from a finished run to a file, to classes, by the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from image_kit import pictures, small_job
+
+import askew
+from askew import cli, entry
+from askew.train.checkpoint import CheckpointError
+from askew.train.images import train_images
+from askew.train.shipping import Export, export_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(folder of the run, data)."""
+    place = tmp_path_factory.mktemp("ship")
+    data = pictures(place / "data")
+    _, path = train_images(small_job(data, place / "runs"))
+    return path.parent, data
+
+
+def test_from_run_to_classes_by_the_commands(
+    run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, data = run
+    out = tmp_path / "net.askew"
+    cli.main(["export", str(folder), str(out), "--data", str(data)])
+    assert "times smaller" in capsys.readouterr().out
+    shown = [str(data / "test" / "class3" / "0.png"), str(data / "test" / "class9" / "1.png")]
+    entry.predict([str(out), *shown, "--out", str(tmp_path / "y.npy"), "--threads", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("\t")[0] for line in lines] == shown
+    assert all(line.split("\t")[1].startswith("class") for line in lines)
+    assert np.load(tmp_path / "y.npy").shape == (2, 10)
+    cli.main(["predict", str(out), *shown])
+    assert capsys.readouterr().out.splitlines()[0].split() == lines[0].split()
+
+
+def test_the_shipped_net_says_what_the_trained_one_says(run: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, data = run
+    done = export_run(Export(folder / "last.pt", tmp_path / "net.askew", data))
+    assert done.ratio > 2  # a net of width 4 is mostly BatchNorm
+    net = askew.load(done.path)
+    assert net.metadata["record"].startswith("cifar10-") and len(net.metadata["classes"]) == 10
+    assert len(net.metadata["mean"]) == 3
+
+
+OTHERS = [{"bits": 2, "activation_bits": 4}, {"activation_bits": 1}, {"method": "binaryconnect"}]
+
+
+@pytest.mark.parametrize("options", OTHERS)
+def test_other_runs_ship_too(run: tuple[Path, Path], tmp_path: Path, options: dict) -> None:
+    _, path = train_images(small_job(run[1], tmp_path / "runs", **options))
+    done = export_run(Export(path.parent, tmp_path / "net.askew", onnx=None))
+    assert askew.load(done.path, 1)(torch.randn(2, 3, 32, 32).numpy()).shape == (2, 10)
+
+
+def test_predict_does_not_import_torch(run: tuple[Path, Path], tmp_path: Path) -> None:
+    export_run(Export(run[0], tmp_path / "net.askew"))
+    np.save(tmp_path / "x.npy", np.zeros((3, 3, 32, 32), np.float32))
+    script = f"""
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ImportError("torch is not to be imported here")
+sys.meta_path.insert(0, Refuse())
+sys.argv = ["askew", "predict", {str(tmp_path / "net.askew")!r}, {str(tmp_path / "x.npy")!r}]
+from askew.entry import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3
+
+
+def test_bad_input_ends_with_one_line(
+    run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, data = run
+    picture = str(data / "test" / "class3" / "0.png")
+    export_run(Export(folder, tmp_path / "net.askew"))
+    np.save(tmp_path / "x.npy", np.zeros((3, 3, 8, 8), np.float32))
+    np.save(tmp_path / "i.npy", np.zeros((3, 3, 32, 32), np.int32))
+    (tmp_path / "bad.npy").write_bytes(b"nothing")
+    for inputs, message in [
+        ([str(tmp_path / "net.askew")], "at least one"),
+        ([str(tmp_path / "net.askew"), picture], "no mean and std"),
+        ([str(tmp_path / "net.askew"), str(tmp_path / "x.npy")], "inputs got|too small|takes"),
+        ([str(tmp_path / "net.askew"), str(tmp_path / "i.npy")], "takes float32"),
+        ([str(tmp_path / "net.askew"), str(tmp_path / "bad.npy")], "cannot be read as an array"),
+        ([str(tmp_path / "none.askew"), picture], "cannot be read"),
+        ([str(tmp_path / "bad.npy"), picture], "not a safetensors file"),
+    ]:
+        with pytest.raises(SystemExit) as stop:
+            entry.predict(inputs)
+        assert stop.value.code == 2
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1 and any(part in line for part in message.split("|")), line
+    with pytest.raises(CheckpointError, match="no training run"):
+        export_run(Export(tmp_path / "nothing", tmp_path / "out.askew"))

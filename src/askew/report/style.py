@@ -29,6 +29,7 @@ LOOKS: dict[str, Look] = {
     "binaryconnect-stochastic": Look("BinaryConnect, stochastic", "#b0722c", (0, (1, 1)), "d"),
     "askew-level-first": Look("ASkew, level-first", "#1a7fc4", "-", "o"),
     "askew-level-first-dithered": Look("ASkew, level-first, dithered", "#2b87a8", "-", "8"),
+    "askew-level-first-rounded": Look("ASkew, level-first, rounded", "#3f6fb5", (0, (8, 1)), "p"),
     "askew": Look("ASkew, as in the paper", "#4f74d9", (0, (6, 1.5, 1, 1.5)), "P"),
     "adaste": Look("AdaSTE", "#0a9270", (0, (4, 1, 1, 1)), "^"),
     "md-tanh": Look("mirror descent (tanh)", "#b8609b", (0, (3, 1, 1, 1)), "v"),
@@ -36,8 +37,10 @@ LOOKS: dict[str, Look] = {
     "projected": Look("projected gradient", "#8f6a9e", (0, (5, 1)), ">"),
     "luq": Look("LUQ", "#2f8f9d", (0, (3, 2, 1, 2)), "X"),
     "parq": Look("PARQ", "#c4515b", (0, (4, 2)), "*"),
+    "parq-fixed": Look("PARQ, fixed levels", "#bf5a75", (0, (4, 2, 1, 2)), "H"),
+    "lsq": Look("LSQ", "#6d8a2f", (0, (3, 1)), "1"),
     "parq-hard": Look("PARQ, hard", "#a3604f", (0, (2, 2)), "h"),
-    "exhaustive": Look("exhaustive search", "#6f7d5c", (0, (1, 1)), "p"),
+    "exhaustive": Look("exhaustive search", "#6f7d5c", (0, (1, 1)), "2"),
 }
 OTHER = Look("", "#7b838c", (0, (1, 1)), "x")
 

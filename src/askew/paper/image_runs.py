@@ -1,0 +1,153 @@
+"""The runs of a table on images: which are asked for, which are there already, and how the others are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from askew.paper.images_common import KINDS, Contender, Experiment, Kind, Settings, search_key
+from askew.report.style import look
+from askew.train.grid import finished, run_grid
+from askew.train.grid_job import OnJob
+from askew.train.image_config import ImageTraining, TableRow
+from askew.train.record import Record, writable_folder
+
+
+@dataclass(frozen=True)
+class ImageRuns:
+    """Options of the commands that train on images; a run whose record is there is not made again."""
+
+    data: Path
+    """Folder with the data set as its makers give it; nothing is downloaded."""
+    out: Path = Path("results/images")
+    """Folder for the records, tables and figures."""
+    seeds: int = 5
+    """Runs of each method at each kind of schedule."""
+    epochs: int = 100
+    """Passes over the training images; fewer for a trial."""
+    images: int | None = None
+    """Use only so many training and test images; for a trial."""
+    check_data: bool = True
+    """Refuse a data set that lacks its official number of classes or images."""
+    engine: Literal["local", "ray"] = "local"
+    """Where the runs go: this machine's devices, or a Ray cluster."""
+    per_device: int = 1
+    """Runs that share a device."""
+    device: str = "auto"
+    """cpu, cuda, or auto: a GPU if there is one."""
+    checkpoints: Path = Path("runs")
+    """Folder for checkpoints: a run that was stopped goes on."""
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "epochs", "per_device"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+
+    def own(self) -> dict[str, Any]:
+        """Settings of a run that only one command has."""
+        return {}
+
+
+@dataclass(frozen=True)
+class ImageTable(ImageRuns):
+    """Options of the commands that compare methods."""
+
+    methods: tuple[str, ...] = ()
+    """Only these methods (all if not given)."""
+    schedules: Literal["paper", "best", "both"] = "both"
+    """The paper's learning-rate schedule, each method's best one, or both."""
+    search: bool = False
+    """Try the settings of each method's search instead, one run each, scored on held-out training images."""
+    holdout: int = 5000
+    """Training images held out in a search."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.holdout < 1:
+            raise ValueError(f"holdout must be 1 or more, got {self.holdout}")
+
+
+def chosen(experiment: Experiment, config: ImageTable) -> list[Contender]:
+    """The methods asked for, in the table's order."""
+    known = [contender.method for contender in experiment.contenders]
+    unknown = [name for name in config.methods if name not in known]
+    if unknown:
+        raise ValueError(f"{experiment.name} has no method {unknown[0]!r}; it has: {', '.join(known)}")
+    return [c for c in experiment.contenders if not config.methods or c.method in config.methods]
+
+
+def plan(experiment: Experiment, config: ImageTable) -> list[ImageTraining]:
+    """The runs asked for, seed by seed, so that a table that is filled in pieces has all methods early."""
+    if config.search:
+        return list(search_plan(experiment, config))
+    kinds: list[Kind] = ["paper", "best"] if config.schedules == "both" else [config.schedules]
+    return [
+        training(
+            experiment, config, contender.method, f"{contender.method}-{kind}", contender.settings(kind), seed, about
+        )
+        for seed in range(config.seeds)
+        for kind in kinds
+        for contender in chosen(experiment, config)
+        for about in [{"kind": kind, "settings": contender.origin(kind)}]
+    ]
+
+
+def search_plan(experiment: Experiment, config: ImageTable) -> Iterator[ImageTraining]:
+    """One run for each tried setting, scored on held-out training images."""
+    for contender in chosen(experiment, config):
+        for tried in contender.search.tried:
+            settings = {**KINDS["best"], **tried, "holdout": config.holdout}
+            key = search_key(contender.method, tried)
+            yield training(experiment, config, contender.method, key, settings, 0, {"kind": "search"}, "-search")
+
+
+def training(
+    experiment: Experiment,
+    config: ImageRuns,
+    method: str,
+    key: str,
+    settings: Settings,
+    seed: int,
+    about: dict[str, Any],
+    suffix: str = "",
+) -> ImageTraining:
+    """One run of a row."""
+    name = f"{experiment.name}{suffix}"
+    fields = {**experiment.base, **config.own(), **settings}
+    return ImageTraining(
+        data=config.data,
+        method=method,
+        seed=seed,
+        epochs=config.epochs,
+        score_every=max(1, config.epochs // 20),
+        keep_every=max(1, config.epochs // 4),
+        keep_best=False,
+        images=config.images,
+        check_data=config.check_data,
+        device=config.device,
+        out=config.checkpoints / name,
+        row=TableRow(name, key, config.out, {"key": key, "label": look(method).label} | about),
+        **fields,
+    )
+
+
+def run(experiment: Experiment, config: ImageTable, on_status: OnJob | None = None) -> list[Record]:
+    """Make the runs of a table that are missing; the records of all that were asked for."""
+    return complete(plan(experiment, config), config, on_status)
+
+
+def complete(jobs: Sequence[ImageTraining], config: ImageRuns, on_status: OnJob | None = None) -> list[Record]:
+    """Make those of the runs that have no record yet; the records of all.
+
+    Each run saves its record when it ends; one made on another machine is saved here too.
+    """
+    writable_folder(config.out)
+    missing = [job for job in jobs if finished(job) is None]
+    if missing:
+        made = run_grid(missing, engine=config.engine, per_device=config.per_device, on_status=on_status)
+        for job, record in zip(missing, made, strict=True):
+            assert job.row is not None
+            record.save(writable_folder(job.row.folder))
+    return [record for job in jobs if (record := finished(job)) is not None]

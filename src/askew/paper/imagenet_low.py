@@ -1,0 +1,84 @@
+"""Two and four bits a weight, four an activation, on ImageNet: ResNet-18, Adam, batch 512, 200 epochs.
+
+First convolution and last layer stay in full precision; shorter side 256, random crops of 224. The paper's learning
+rate is .1, divided by 10 at epochs 30, 60 and 90. It takes three rows from the literature; they are shown as such and
+not run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from askew.paper import low_bit, tiny_low
+from askew.paper.image_runs import ImageTable
+from askew.paper.low_bit import LowBit, Row
+from askew.train.grid_job import OnJob
+from askew.train.record import Record
+
+VALUES = {
+    "full-precision-w32a32": "69.32",
+    "luq-w4a4": "68.41",
+    "askew-w2a4": "66.45",
+    "askew-w4a4": "68.51",
+}
+LITERATURE = {
+    "ReActNet [W1/A1] (2 steps)": "65.5",
+    "AdaBin [W1/A1] (2 steps)": "66.4",
+    "Ultra-low [W4/A4]": "68.27",
+}
+
+
+def here(row: Row) -> Row:
+    """A row of the TinyImageNet table with ImageNet's value and learning rate."""
+    return replace(row, value=VALUES.get(row.key, ""), paper=row.paper and {**row.paper, "lr": 0.1})
+
+
+TABLE = LowBit(
+    "imagenet-low",
+    "Two and four bits a weight on ImageNet",
+    {"dataset": "imagenet", "skip": ("stem.conv", "head.linear")},
+    tuple(map(here, tiny_low.TABLE.rows)),
+    {
+        "paper": {"schedule": "steps", "milestones": (0.15, 0.3, 0.45), "factor": 0.1},
+        "best": {"schedule": "cosine"},
+    },
+    "learning rate .1, divided by 10 at 15%, 30% and 45% of the run (epochs 30, 60 and 90 of 200)",
+    LITERATURE,
+)
+
+
+@dataclass(frozen=True)
+class ImageNetLow(ImageTable):
+    """Two and four bits a weight, four an activation, on ImageNet."""
+
+    out: Path = Path("results/imagenet-low")
+    """Folder for the records, tables and figures."""
+    seeds: int = 1
+    """Runs of each row at each kind of schedule."""
+    epochs: int = 200
+    """Passes over the training images; fewer for a trial."""
+    batch: int = 512
+    """Images a step."""
+    resize: int = 256
+    """Shorter side of an image before the crop."""
+    crop: int = 224
+    """Side of the crop; less for a trial."""
+    val_map: Path | None = None
+    """Text file of labels, if val/ has no class folders."""
+    workers: int = 8
+    """Processes that decode images, for each run."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.search:
+            raise ValueError("imagenet-low takes its settings from tiny-low: it has no search of its own")
+
+    def own(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("batch", "resize", "crop", "val_map", "workers")}
+
+
+def run(config: ImageNetLow, on_status: OnJob | None = None) -> list[Record]:
+    """Make the runs that are missing; the records of all that were asked for."""
+    return low_bit.run(TABLE, config, on_status)

@@ -1,0 +1,97 @@
+"""What the tables on images share: methods with their settings and the paper's values, as data.
+
+Each method is trained at two kinds of schedule: the paper's (learning rate halved at epochs 20 and 40 of 100) and its
+own best (cosine; its settings are the best of a search that is part of the table).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from askew.paper.common import Source
+from askew.report.style import look
+from askew.train.record import plain
+
+Kind = Literal["paper", "best"]
+Settings = Mapping[str, Any]  # fields of ImageTraining
+KINDS: dict[Kind, Settings] = {"paper": {"schedule": "steps"}, "best": {"schedule": "cosine"}}
+STEPS = (50, 65, 90)  # epochs of 100 at which the paper looks at its form of ASkew
+OURS = "askew-level-first"
+MISSING = "not run"
+
+
+@dataclass(frozen=True)
+class Search:
+    """Settings tried at the best schedule, on held-out training images, and the place of the chosen one."""
+
+    tried: tuple[Settings, ...]
+    chosen: int = 0
+
+    @property
+    def winner(self) -> Settings:
+        return self.tried[self.chosen]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method of a table: its settings at the paper's schedule, its search, and what the paper prints for it.
+
+    source says where the settings at the paper's schedule come from: the paper, tuned here, or ours.
+    """
+
+    method: str
+    paper: Settings
+    search: Search
+    values: Mapping[str, str] = field(default_factory=dict)
+    source: Source = "paper"
+
+    @property
+    def label(self) -> str:
+        return look(self.method).label
+
+    def settings(self, kind: Kind) -> dict[str, Any]:
+        """Of a run at this kind of schedule."""
+        return {**KINDS[kind], **(self.paper if kind == "paper" else self.search.winner)}
+
+    def origin(self, kind: Kind) -> Source:
+        if self.method == OURS:
+            return "ours"
+        return self.source if kind == "paper" else "tuned"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table: its name, its data and net (fields of ImageTraining), its methods; steps: the paper's, by epoch.
+
+    settings_from: where the settings of the best schedule come from as long as no search has been recorded.
+    """
+
+    name: str
+    title: str
+    base: Settings
+    contenders: tuple[Contender, ...]
+    steps: Mapping[int, str] = field(default_factory=dict)
+    settings_from: str = "from single scouting runs"
+    metrics: Mapping[str, str] = field(default_factory=lambda: {"accuracy": "test accuracy (%)"})
+
+
+def search_key(method: str, tried: Settings) -> str:
+    """Of the record of a setting that was tried."""
+    return f"{method}-{slug(tried)}"
+
+
+def slug(settings: Settings) -> str:
+    """Settings as a part of a file name: lr0.03-alpha0.05."""
+    return "-".join(f"{k}{v}" for k, v in flat(settings).items()) or "default"
+
+
+def flat(settings: Settings) -> dict[str, Any]:
+    """Settings with the method's options among them."""
+    return plain({**{k: v for k, v in settings.items() if k != "options"}, **settings.get("options", {})})
+
+
+def words(settings: Settings) -> str:
+    """Settings in a table: lr 0.03, alpha 0.05."""
+    return ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in flat(settings).items())

@@ -1,0 +1,86 @@
+"""From the records of a table on images to its tables; images_words.py has the sentences, steps_report.py the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from askew.paper.images_common import KINDS, MISSING, Experiment, Kind, search_key, words
+from askew.paper.images_rows import Rows, gap, rows_of, score_of
+from askew.paper.images_words import lead, note, verdicts
+from askew.paper.present import Presentation
+from askew.paper.steps_report import accuracy_figure, histogram_figure, loss_figure, steps_table
+from askew.report.runs import stat, summary_values, unique
+from askew.report.tables import NONE, Grid, cell
+from askew.train.record import Record
+
+HEADS: dict[Kind, str] = {"paper": "ours, paper's schedule", "best": "ours, best schedule"}
+
+
+def present(experiment: Experiment, records: Sequence[Record]) -> Presentation:
+    """Tables, figures and verdicts of whatever has been run so far."""
+    rows = rows_of(experiment, [r for r in records if r.experiment == experiment.name])
+    searched = [r for r in records if r.experiment == f"{experiment.name}-search"]
+    tables = [table(experiment, rows, metric, note(experiment, rows, searched)) for metric in experiment.metrics]
+    if experiment.steps:
+        tables.append(steps_table(rows["askew", "paper"], experiment.steps))
+    tables.append(settings_table(experiment, searched))
+    drawn = {f"losses-{kind}": loss_figure(rows, kind) for kind in KINDS if any_run(rows, kind)}
+    drawn |= {f"accuracy-{kind}": accuracy_figure(rows, kind) for kind in KINDS if any_run(rows, kind)}
+    if rows["askew", "paper"] or rows["askew-level-first", "best"]:
+        drawn["histograms"] = histogram_figure(rows)
+    return Presentation(experiment.title, lead(experiment, rows), tables, drawn, verdicts(experiment, rows))
+
+
+def any_run(rows: Rows, kind: Kind) -> bool:
+    """Whether any method has run at this kind of schedule."""
+    return any(own for (_, at), own in rows.items() if at == kind)
+
+
+def table(experiment: Experiment, rows: Rows, metric: str, words_below: str) -> Grid:
+    """The paper's value beside ours at both kinds of schedule, with the gap to full precision and n."""
+    lines = []
+    for contender in experiment.contenders:
+        line = [contender.label, contender.values.get(metric, NONE)]
+        for kind in KINDS:
+            own, below = score_of(rows, contender.method, kind, metric), gap(rows, contender.method, kind, metric)
+            show_gap = below is not None and contender.method != "full-precision"
+            line += [cell(own, 2) if own else MISSING, f"{below:.2f}" if show_gap else NONE, str(own.n) if own else "0"]
+        lines.append(tuple(line))
+    heads = ["method", "paper"]
+    for kind in KINDS:
+        heads += [HEADS[kind], "gap", "n"]
+    return Grid(
+        tuple(heads),
+        tuple(lines),
+        f"{experiment.metrics[metric].capitalize()}{made(rows)}",
+        words_below,
+        tuple(c.method for c in experiment.contenders),
+    )
+
+
+def made(rows: Rows) -> str:
+    """Epochs and batch, from the records."""
+    found = unique((r.config["epochs"], r.config["batch_size"]) for own in rows.values() for r in own)
+    return ", " + " and ".join(f"{epochs} epochs, batch {batch}" for epochs, batch in found) if found else ""
+
+
+def settings_table(experiment: Experiment, searched: Sequence[Record]) -> Grid:
+    """Every setting that ran or was tried, and what the search found."""
+    lines, methods = [], []
+    for c in experiment.contenders:
+        lines.append((c.label, words(c.paper), f"paper's schedule ({c.origin('paper')})", NONE))
+        for tried in c.search.tried:
+            own = [r for r in searched if r.config["key"] == search_key(c.method, tried)]
+            used = "best schedule" if tried == c.search.winner else ""
+            lines.append(("", words(tried), used, cell(stat(summary_values(own, "accuracy")), 2)))
+        methods += [c.method] * (1 + len(c.search.tried))
+    held = ", ".join(map(str, unique(r.config["holdout"] for r in searched)))
+    found = f"Held-out: accuracy (%) on {held} training images left out of one run." if held else "No search was run."
+    return Grid(
+        ("method", "settings", "used at", "held-out"),
+        tuple(lines),
+        "Settings and the search",
+        "In brackets: settings of the paper's text; tuned, where it has none; ours. What is not named is the method's "
+        f"default. {found}",
+        tuple(methods),
+    )

@@ -1,0 +1,51 @@
+"""The rows of a table on images: the records of each method at each kind of schedule, checked, and their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from askew.paper.images_common import KINDS, Experiment, Kind, Settings, flat
+from askew.report.runs import Stat, stat, summary_values, unique
+from askew.train.record import Record
+
+Rows = dict[tuple[str, Kind], list[Record]]
+
+
+def rows_of(experiment: Experiment, records: Sequence[Record]) -> Rows:
+    """The records of each method at each kind of schedule, seed by seed; those of one row must have one setting."""
+    rows: Rows = {(c.method, kind): [] for c in experiment.contenders for kind in KINDS}
+    for record in sorted(records, key=lambda r: r.seed):
+        place = record.config["method"], record.config["kind"]
+        if place not in rows:
+            raise ValueError(f"record {record.name} is of no row of {experiment.name}")
+        rows[place].append(record)
+    for contender in experiment.contenders:
+        for kind in KINDS:
+            check(rows[contender.method, kind], contender.settings(kind))
+    return rows
+
+
+def check(records: Sequence[Record], settings: Settings) -> None:
+    """ValueError if the records of a row were not made with these settings, or differ in others."""
+    for record in records:
+        known = {**(record.config["annealing"] or {}), **record.config["options"], **record.config}
+        other = [k for k, v in flat(settings).items() if known.get(k) != v]
+        if other:
+            raise ValueError(
+                f"record {record.name} has {other[0]} {known.get(other[0])!r}, its row now has "
+                f"{flat(settings)[other[0]]!r}: run it again (remove the record first)"
+            )
+    apart = {"seed", "bf16", "device"}
+    if len(unique({k: v for k, v in r.config.items() if k not in apart} for r in records)) > 1:
+        raise ValueError(f"records of {records[0].method} have different settings; keep one kind and remove the others")
+
+
+def score_of(rows: Rows, method: str, kind: Kind, metric: str = "accuracy") -> Stat | None:
+    """Mean and spread over the seeds that have been run."""
+    return stat(summary_values(rows[method, kind], metric))
+
+
+def gap(rows: Rows, method: str, kind: Kind, metric: str = "accuracy") -> float | None:
+    """Full precision at the same kind of schedule minus this method."""
+    full, own = score_of(rows, "full-precision", kind, metric), score_of(rows, method, kind, metric)
+    return full.mean - own.mean if full and own else None

@@ -1,0 +1,88 @@
+"""What a table of few bits says: its rows' records, checked, their scores, and the sentences made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from askew.paper.images_common import KINDS, Kind
+from askew.paper.images_rows import check
+from askew.paper.low_bit import LowBit
+from askew.report.runs import Stat, stat, summary_values, unique
+from askew.train.record import Record
+
+FULL = "full-precision-w32a32"
+Runs = dict[tuple[str, Kind], list[Record]]
+
+
+def runs_of(table: LowBit, records: Sequence[Record]) -> Runs:
+    """The records of each row at each kind of schedule, seed by seed, made with the row's settings."""
+    runs: Runs = {(row.key, kind): [] for row in table.rows for kind in KINDS}
+    for record in sorted(records, key=lambda r: r.seed):
+        place = record.config["row"], record.config["kind"]
+        if place not in runs:
+            raise ValueError(f"record {record.name} is of no row of {table.name}")
+        runs[place].append(record)
+    for row in table.rows:
+        for kind in KINDS:
+            check(runs[row.key, kind], table.settings(row, kind) or {})
+    return runs
+
+
+def score(runs: Runs, key: str, kind: Kind) -> Stat | None:
+    """Mean and spread over the seeds that have been run."""
+    return stat(summary_values(runs[key, kind], "accuracy"))
+
+
+def gap(runs: Runs, key: str, kind: Kind) -> float | None:
+    """Full precision (weights and activations) at the same kind of schedule minus this row."""
+    full, own = score(runs, FULL, kind), score(runs, key, kind)
+    return full.mean - own.mean if full and own and key != FULL else None
+
+
+def note(table: LowBit, runs: Runs) -> str:
+    """What the numbers mean."""
+    some = [r.config for own in runs.values() for r in own]
+    data = unique((c["train_set"], c["train_images"], c["test_images"]) for c in some)
+    shown = "; ".join(f"{name}, {n:,} training and {m:,} test images" for name, n, m in data)
+    starred = " *: from the literature, as the paper prints it; not run here." if table.literature else ""
+    return (
+        f"{shown + '. ' if shown else ''}After the last epoch, weights on their levels, BatchNorm and activation "
+        "scales re-estimated on training images; mean ± sample standard deviation over n seeds (the paper prints its "
+        "best epoch). Levels: of one weight. Gap: full precision at the same kind of schedule minus this. Paper's "
+        f"schedule: {table.schedule}. Best schedule: cosine, settings from the search below.{starred}"
+    )
+
+
+def lead(table: LowBit, runs: Runs) -> str:
+    """What is compared, in a paragraph."""
+    some = [r.config for own in runs.values() for r in own]
+    nets = unique(c["model"] + (f", {stem} stem" if (stem := c.get("stem")) else "") for c in some)
+    left = ", ".join(unique(layer for c in some for layer in c["skip"]))
+    return (
+        f"The same net ({', '.join(nets) or 'not run yet'}; no biases, BatchNorm without affine) at several widths of "
+        "weights (W) and activations (A), trained with Adam, for each seed from the same initial weights"
+        f"{'; in full precision stays ' + left if left else ''}. {len(some)} runs so far."
+    )
+
+
+def verdicts(table: LowBit, runs: Runs) -> list[str]:
+    """At each width: the gap of the best form of level-first, and its place among the others, whichever way it went."""
+    return [text for widths in unique(row.widths for row in table.rows) for text in _verdict(table, runs, widths)]
+
+
+def _verdict(table: LowBit, runs: Runs, widths: str) -> list[str]:
+    here = [row for row in table.rows if row.widths == widths]
+    ours = [(own.mean, row.key, row.label) for row in here if row.ours and (own := score(runs, row.key, "best"))]
+    if not ours:
+        return []
+    mean, key, label = max(ours)
+    below = gap(runs, key, "best")
+    place = "" if below is None else f", {abs(below):.2f} points {'below' if below >= 0 else 'above'} full precision"
+    text = f"{label} scores {mean:.2f}% at its best schedule{place}."
+    found = [(row, score(runs, row.key, kind)) for row in here if not row.ours for kind in KINDS]
+    ahead = [(mean - own.mean, row.label) for row, own in found if own]
+    if ahead:
+        by, nearest = min(ahead)
+        verb = "ahead of every other method at these widths, the nearest being" if by > 0 else "NOT ahead of"
+        text += f" It is {verb} {nearest}, by {abs(by):.2f} points."
+    return [text]

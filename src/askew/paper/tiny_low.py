@@ -1,0 +1,85 @@
+"""Two and four bits a weight, four an activation, on TinyImageNet: ResNet-18, Adam, batch 512, 200 epochs.
+
+The last layer stays in full precision; images enter the first layer as they are. At the paper's schedule every method
+has learning rate .06, halved at epochs 20 and 40, and ASkew in the paper's form its 2^b + 1 levels; else all have 2^b.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from askew.models.resnet import Stem
+from askew.paper import low_bit
+from askew.paper.image_runs import ImageTable
+from askew.paper.images_common import Search, Settings
+from askew.paper.low_bit import LowBit, Row, Widths
+from askew.train.grid_job import OnJob
+from askew.train.record import Record
+
+RATES: tuple[Settings, ...] = ({"lr": 0.003}, {"lr": 0.01}, {"lr": 0.03})
+FORMS: tuple[Settings, ...] = tuple({**rate, "form": form} for form in ("int", "symmetric") for rate in RATES)
+PAPER: Settings = {"lr": 0.06}
+
+
+def level_first(form: str, lr: float, alpha: float = 0.05, start: float = 0.5) -> Settings:
+    return {"lr": lr, "alpha": alpha, "start": start, "form": form}
+
+
+def rows(widths: Widths, luq: str, askew: str) -> tuple[Row, ...]:
+    """The methods at one width, with the paper's values for two of them."""
+    ours = [level_first(form, lr) for form in ("symmetric", "int") for lr in (0.01, 0.03)]
+    ours += [level_first("symmetric", 0.03, start=0.2), level_first("symmetric", 0.06, start=0.2)]
+    on_levels = [level_first("symmetric", lr, start=start) for lr in (0.01, 0.03) for start in (0.5, 0.2)]
+    return (
+        Row("luq", widths, PAPER, Search(FORMS, chosen=4), luq),
+        Row("lsq", widths, PAPER, Search(FORMS, chosen=4), source="tuned"),
+        Row("parq-fixed", widths, PAPER, Search(FORMS, chosen=4), source="tuned"),
+        Row(
+            "askew",
+            widths,
+            {"lr": 0.06, "alpha": 0.5, "form": "paper"},
+            Search(tuple({"lr": lr, "alpha": 0.5, "form": "symmetric"} for lr in (0.01, 0.03, 0.06)), chosen=1),
+            askew,
+        ),
+        Row("askew-level-first", widths, {"lr": 0.06, "form": "symmetric"}, Search(tuple(ours), chosen=4)),
+        Row("askew-level-first-dithered", widths, None, Search(tuple(on_levels), chosen=3)),
+        Row("askew-level-first-rounded", widths, None, Search(tuple(on_levels), chosen=0)),
+    )
+
+
+TABLE = LowBit(
+    "tiny-low",
+    "Two and four bits a weight on TinyImageNet",
+    {"dataset": "tiny-imagenet", "batch": 512, "skip": ("head.linear",)},
+    (
+        Row("full-precision", "w32a32", PAPER, Search(RATES, chosen=1), "56.46±0.46"),
+        *rows("w2a4", "54.14±0.42", "53.54±0.28"),
+        *rows("w4a4", "55.69±0.32", "55.85±0.30"),
+    ),
+    {"paper": {"schedule": "steps", "milestones": (0.1, 0.2)}, "best": {"schedule": "cosine"}},
+    "learning rate .06, halved at 10% and 20% of the run (epochs 20 and 40 of 200)",
+)
+
+
+@dataclass(frozen=True)
+class TinyLow(ImageTable):
+    """Two and four bits a weight, four an activation, on TinyImageNet."""
+
+    out: Path = Path("results/tiny-low")
+    """Folder for the records, tables and figures."""
+    seeds: int = 3
+    """Runs of each row at each kind of schedule."""
+    epochs: int = 200
+    """Passes over the training images; fewer for a trial."""
+    stem: Stem = "tiny"
+    """ResNet-18's first layer: tiny (7x7 and a pool) or small (3x3)."""
+
+    def own(self) -> dict[str, Any]:
+        return {"stem": self.stem}
+
+
+def run(config: TinyLow, on_status: OnJob | None = None) -> list[Record]:
+    """Make the runs that are missing; the records of all that were asked for."""
+    return low_bit.run(TABLE, config, on_status)

@@ -1,0 +1,63 @@
+"""One bit a weight on TinyImageNet: ResNet-18, 64x64 images, random mirror images, otherwise as on CIFAR-10."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from askew.models.resnet import Stem
+from askew.paper import cifar_w1, image_runs
+from askew.paper.image_runs import ImageTable
+from askew.paper.images_common import Contender, Experiment, Search
+from askew.train.grid_job import OnJob
+from askew.train.record import Record
+
+VALUES = {
+    "full-precision": "56.46±0.46",
+    "binaryconnect": "42.35±0.33",
+    "md-tanh": "34.89±0.36",
+    "proxquant": "48.79±0.32",
+    "projected": "11.78±0.67",
+    "askew": "50.23±0.37",
+}
+SEARCHES: dict[str, Search] = {}  # where TinyImageNet's own search differs from CIFAR-10's
+
+
+def here(contender: Contender) -> Contender:
+    """A method of the CIFAR-10 table with TinyImageNet's value and search."""
+    value = VALUES.get(contender.method)
+    return replace(
+        contender,
+        values={"accuracy": value} if value else {},
+        search=SEARCHES.get(contender.method, contender.search),
+    )
+
+
+EXPERIMENT = Experiment(
+    "tiny-w1",
+    "One bit a weight on TinyImageNet",
+    {"dataset": "tiny-imagenet"},
+    tuple(map(here, cifar_w1.EXPERIMENT.contenders)),
+    steps={50: "8.74", 65: "31.97", 90: "46.96"},
+)
+
+
+@dataclass(frozen=True)
+class TinyW1(ImageTable):
+    """One bit a weight on TinyImageNet: every method at the paper's schedule and at its best."""
+
+    out: Path = Path("results/tiny-w1")
+    """Folder for the records, tables and figures."""
+    seeds: int = 3
+    """Runs of each method at each kind of schedule."""
+    stem: Stem = "tiny"
+    """ResNet-18's first layer: tiny (7x7 and a pool) or small (3x3)."""
+
+    def own(self) -> dict[str, Any]:
+        return {"stem": self.stem}
+
+
+def run(config: TinyW1, on_status: OnJob | None = None) -> list[Record]:
+    """Make the runs that are missing; the records of all that were asked for."""
+    return image_runs.run(EXPERIMENT, config, on_status)

@@ -1,0 +1,137 @@
+"""The tables of two and four bits and of one-bit activations: which runs, with which settings, and what is printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from image_trees import FakeGrid, cifar_archive, imagenet_tree, made_up
+
+from askew import cli
+from askew.paper import cifar_w1a1, image_runs, imagenet_low, low_bit, low_bit_report, low_bit_words, tiny_low
+from askew.paper.cifar_w1a1 import CifarW1A1
+from askew.paper.imagenet_low import ImageNetLow
+from askew.paper.tiny_low import TinyLow
+from askew.train.record import Record, load
+
+TABLES = {
+    "tiny-low": (tiny_low.TABLE, TinyLow),
+    "imagenet-low": (imagenet_low.TABLE, ImageNetLow),
+    "cifar-w1a1": (cifar_w1a1.TABLE, CifarW1A1),
+}
+
+
+def records(name: str, folder: Path, scores: dict[str, float], seeds: int = 2) -> list[Record]:
+    """Made-up records of a whole table; the score of a row at its best schedule by the row's key, else 50."""
+    table, kind = TABLES[name]
+    jobs = low_bit.plan(table, kind(folder, out=folder, seeds=seeds, device="cpu"))
+    return [
+        made_up(job, scores.get(f"{job.row.about['row']}-{job.row.about['kind']}", 50.0)) for job in jobs if job.row
+    ]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_run_has_settings_that_fit(name: str, tmp_path: Path) -> None:
+    """ImageTraining refuses what it would ignore, so planning is a test of all settings; every run has its own name."""
+    table, kind = TABLES[name]
+    config = kind(tmp_path, device="cpu")
+    jobs = low_bit.plan(table, config)
+    assert len({(job.row.key, job.seed) for job in jobs if job.row}) == len(jobs) > 0
+    expected = sum(table.settings(row, k) is not None for row in table.rows for k in ("paper", "best"))
+    assert len(jobs) == config.seeds * expected
+    if name != "imagenet-low":
+        tried = low_bit.plan(table, kind(tmp_path, search=True, device="cpu"))
+        assert len({job.row.key for job in tried if job.row}) == len(tried)
+        assert all(job.holdout == 5000 for job in tried)
+
+
+def test_the_settings_of_the_text(tmp_path: Path) -> None:
+    jobs = {job.row.key: job for job in low_bit.plan(tiny_low.TABLE, TinyLow(tmp_path, device="cpu")) if job.row}
+    paper = jobs["askew-w4a4-paper"]
+    assert (paper.bits, paper.activation_bits, paper.form, len(paper.levels)) == (4, 4, "paper", 17)
+    assert paper.skip == ("head.linear",) and paper.epochs == 200 and paper.settings().batch_size == 512
+    rates = [0.06 * paper.settings().rate(epoch, 200) for epoch in (0, 19, 20, 39, 40, 199)]
+    assert rates == pytest.approx([0.06, 0.06, 0.03, 0.03, 0.015, 0.015])
+    assert len(jobs["luq-w2a4-best"].levels) == 4 and len(jobs["askew-level-first-w4a4-best"].levels) == 16
+    big = {j.row.key: j for j in low_bit.plan(imagenet_low.TABLE, ImageNetLow(tmp_path, device="cpu")) if j.row}
+    paper = big["askew-w2a4-paper"]
+    assert paper.skip == ("stem.conv", "head.linear")
+    rates = [0.1 * paper.settings().rate(epoch, 200) for epoch in (29, 30, 60, 90)]
+    assert rates == pytest.approx([0.1, 0.01, 0.001, 0.0001])
+    small = {j.row.key: j for j in low_bit.plan(cifar_w1a1.TABLE, CifarW1A1(tmp_path, device="cpu")) if j.row}
+    for alpha in (0.2, 0.5, 0.7):
+        job = small[f"askew-w1a1-alpha{alpha}-paper"]
+        assert (job.alpha, job.lr, job.bits, job.activation_bits) == (alpha, 0.03, 1, 1)
+
+
+def test_the_table_shows_gaps_levels_and_the_paper(tmp_path: Path) -> None:
+    scores = {
+        "full-precision-w32a32-best": 60.0,
+        "luq-w4a4-best": 59.0,
+        "askew-level-first-w4a4-best": 60.5,
+        "askew-level-first-w2a4-best": 58.0,
+        "luq-w2a4-best": 58.5,
+    }
+    shown = low_bit_report.present(tiny_low.TABLE, records("tiny-low", tmp_path, scores))
+    lines = {line[0]: line for line in shown.tables[0].rows}
+    assert lines["LUQ [W4/A4]"][1] == "55.69±0.32" and lines["LUQ [W4/A4]"][7:] == ("59.00 ± 0.00", "1.00", "2")
+    assert lines["ASkew, as in the paper [W4/A4]"][2] == "17" and lines["ASkew, level-first [W2/A4]"][6] == "4"
+    assert lines["full precision [W32/A32]"][8] == "–"
+    assert any("0.50 points above full precision" in text and "ahead of every other" in text for text in shown.verdicts)
+    assert any("NOT ahead of LUQ [W2/A4], by 0.50" in text for text in shown.verdicts)
+    assert set(shown.figures) == {"accuracy-w2a4", "accuracy-w4a4", "accuracy-w32a32"}
+
+
+def test_literature_rows_are_marked_and_not_run(tmp_path: Path) -> None:
+    shown = low_bit_report.present(imagenet_low.TABLE, records("imagenet-low", tmp_path, {}, seeds=1))
+    starred = [line for line in shown.tables[0].rows if line[0].endswith("*")]
+    assert [line[1] for line in starred] == ["65.5*", "66.4*", "68.27*"]
+    assert all(set(line[2:]) == {"–"} for line in starred) and "literature" in shown.tables[0].note
+
+
+def test_nothing_run_yet_and_foreign_records(tmp_path: Path) -> None:
+    shown = low_bit_report.present(cifar_w1a1.TABLE, [])
+    assert "not run" in shown.tables[0].markdown() and shown.verdicts == [] and shown.figures == {}
+    (record,) = records("cifar-w1a1", tmp_path, {})[:1]
+    record.config["row"] = "luq-w4a4"
+    with pytest.raises(ValueError, match="is of no row of cifar-w1a1"):
+        low_bit_words.runs_of(cifar_w1a1.TABLE, [record])
+
+
+def test_runs_that_are_there_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = FakeGrid()
+    monkeypatch.setattr(image_runs, "run_grid", grid)
+    config = CifarW1A1(tmp_path, out=tmp_path / "out", seeds=1, device="cpu", methods=("askew",))
+    assert len(cifar_w1a1.run(config)) == len(grid.asked) == 3
+    assert len(cifar_w1a1.run(config)) == 3 and len(grid.asked) == 3
+    with pytest.raises(ValueError, match="cifar-w1a1 has no method 'luq'"):
+        cifar_w1a1.run(CifarW1A1(tmp_path, methods=("luq",)))
+
+
+def small(tmp_path: Path, name: str, data: Path, *more: Any) -> Path:
+    """The command on a small tree: one epoch of one row; the folder of its results."""
+    out = tmp_path / name
+    line = ["paper", name, "--data", str(data), "--no-check-data", "--epochs", "1", "--device", "cpu", "--seeds", "1"]
+    line += ["--schedules", "best", "--out", str(out), "--checkpoints", str(tmp_path / "runs"), *map(str, more)]
+    cli.main(line)
+    return out
+
+
+def test_imagenet_low_from_a_small_tree_to_the_table(tmp_path: Path) -> None:
+    size = ("--images", 6, "--batch", 6, "--resize", 24, "--crop", 20, "--workers", 0)
+    tree = imagenet_tree(tmp_path / "data")
+    out = small(tmp_path, "imagenet-low", tree, *size, "--methods", "askew-level-first")
+    record = load(out / "imagenet-low-askew-level-first-w2a4-best-0.json")
+    assert (record.config["bits"], record.config["activation_bits"], record.config["form"]) == (2, 4, "symmetric")
+    assert record.summary["distance_max"] == 0 and record.summary["weights"] == 11_678_912 - 512_000 - 64 * 3 * 49
+    table = (out / "table.md").read_text()
+    assert f"{record.summary['accuracy']:.2f}" in table and "66.45" in table and "AdaBin" in table
+
+
+def test_cifar_w1a1_from_an_archive_to_the_table(tmp_path: Path) -> None:
+    out = small(tmp_path, "cifar-w1a1", cifar_archive(tmp_path / "data"), "--width", 4)
+    record = load(out / "cifar-w1a1-askew-level-first-w1a1-best-0.json")
+    assert record.config["activation_bits"] == 1 and record.config["sign_gradient"] == "tanh"
+    assert record.summary["distance_max"] == 0
+    assert "84.34" in (out / "table.md").read_text()

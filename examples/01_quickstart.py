@@ -36,7 +36,7 @@ def main(epochs: int = 20, batch: int = 64) -> float:
 
     with askew.snapped(optimizer):
         reestimate_batchnorm(model, [(data.train_x, data.train_y)])
-        accuracy, _ = score(model, [(data.test_x, data.test_y)])
+        accuracy = score(model, [(data.test_x, data.test_y)]).accuracy
         values = sorted({float(v) for p in groups[0]["params"] for v in p.detach().unique()})
     print(f"test accuracy with weights {values}: {accuracy:.2f}%")
     return accuracy

@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format clean
+.PHONY: demo test bench lint format clean
 
 demo: $(READY)
 	$(BIN)/askew demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+# one optimizer step against torch's fused Adam and the rivals; ARGS=--help for choices
+bench: $(READY)
+	$(BIN)/askew bench step $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -23,7 +27,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 # torch goes in first and pinned, so that nothing pulls another build of it.
-$(READY): pyproject.toml
+$(READY): pyproject.toml setup.py $(wildcard src/askew/native/*.cpp src/askew/native/*.h)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'

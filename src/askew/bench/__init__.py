@@ -1,0 +1,1 @@
+"""Benchmarks: ratios measured in one process, in interleaved rounds, kept as records with hardware and versions."""

@@ -1,0 +1,70 @@
+"""What a machine gives and a call takes: memory bandwidth, time, memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the device, where it runs on its own."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds(call: Callable[[], object], device: torch.device) -> float:
+    """The wall-clock time of one call, with what it started on the device."""
+    synchronise(device)
+    start = time.perf_counter()
+    call()
+    synchronise(device)
+    return time.perf_counter() - start
+
+
+def stream(device: torch.device, size: int = 1 << 26, rounds: int = 7) -> dict[str, float]:
+    """Bytes a second of a copy (8 B an element) and of an update in place (12 B), the best of some rounds."""
+    a, b = torch.zeros(size, device=device), torch.ones(size, device=device)
+    copy = min(seconds(lambda: a.copy_(b), device) for _ in range(rounds))
+    update = min(seconds(lambda: a.add_(b), device) for _ in range(rounds))
+    return {"copy": 8 * size / copy, "update": 12 * size / update}
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without the lines that torch's profiler writes to the process's stderr, past Python."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def memory(call: Callable[[], object], device: torch.device) -> tuple[int, int]:
+    """(bytes that stay, bytes at the highest point) above what was in use before the call, by torch's allocators."""
+    synchronise(device)
+    gc.collect()
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        synchronise(device)
+        return torch.cuda.memory_allocated(device) - before, torch.cuda.max_memory_allocated(device) - before
+    with _silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        call()
+    assert seen.profiler is not None and seen.profiler.kineto_results is not None
+    events: list[Any] = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    balance = list(accumulate((e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())), initial=0))
+    return balance[-1], max(balance)

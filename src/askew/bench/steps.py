@@ -1,0 +1,157 @@
+"""askew bench step: what one optimizer step costs, against torch's fused Adam, in interleaved rounds."""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from askew.bench import machine
+from askew.bench.contenders import CONTENDERS, REFERENCE, Params, Steps
+from askew.bench.shapes import CASES, size
+from askew.native import build
+from askew.train.record import Record, writable_folder
+
+EXPERIMENT = "bench-step"
+ADAM_BYTES = 28  # read weight, gradient, two moments; write weight and moments
+
+
+@dataclass(frozen=True)
+class StepBench:
+    """Time one optimizer step: ASkew (fused and wrapped), torch's Adam, BinaryConnect, PARQ."""
+
+    cases: tuple[Literal["resnet18", "resnet50", "one-50m", "one-1b"], ...] = ()
+    """Parameter lists; none given: all that fit (one-1b on a GPU only)."""
+    rounds: int = 15
+    """Interleaved rounds; every optimizer takes one step in each."""
+    warmup: int = 3
+    """Steps before that are not counted."""
+    only: tuple[str, ...] = ()
+    """Parts of the names of the optimizers to run; none given: all. The reference always runs."""
+    device: str = "auto"
+    """cpu, cuda, or auto."""
+    threads: int = 0
+    """CPU threads; 0: as torch has it."""
+    build: bool = True
+    """Also time the build of the native library."""
+    out: Path = Path("results/bench-step")
+    """Folder of the records."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 2 or self.warmup < 1:
+            raise ValueError(f"rounds must be at least 2 and warmup 1, got {self.rounds} and {self.warmup}")
+
+
+def run(config: StepBench, progress: Callable[[str], None] = lambda what: None) -> list[Record]:
+    """One record a case, saved in config.out."""
+    writable_folder(config.out)
+    name = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    threads = torch.get_num_threads()
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    try:
+        cases = config.cases or tuple(c for c in CASES if c != "one-1b" or device.type == "cuda")
+        built = _build_seconds() if config.build else None
+        records = []
+        for case in cases:
+            before = machine.stream(device)
+            record = measure(case, config, device, progress)
+            after = machine.stream(device)  # the better of two looks, around the rounds
+            best = {kind: max(value, after[kind]) for kind, value in before.items()}
+            record.extra |= {"stream": best, "build_seconds": built}
+            record.save(config.out)
+            records.append(record)
+        return records
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _build_seconds() -> float | None:
+    """How long the step's library takes to compile, if there is a compiler."""
+    start = time.perf_counter()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            build.compile_library("step", Path(folder) / "library.so")
+    except build.BuildError:
+        return None
+    return time.perf_counter() - start
+
+
+def parameters(case: str, device: torch.device) -> Params:
+    """Random weights and gradients of the case's shapes; all optimizers share them."""
+    generator = torch.Generator(device).manual_seed(0)
+    out = []
+    for shape in CASES[case]:
+        p = nn.Parameter(torch.empty(shape, device=device).uniform_(-1, 1, generator=generator))
+        p.grad = torch.empty_like(p).normal_(0, 1e-2, generator=generator)
+        out.append(p)
+    return out
+
+
+def measure(case: str, config: StepBench, device: torch.device, progress: Callable[[str], None]) -> Record:
+    """All optimizers on one case: memory one after another, then times in rounds of changing order."""
+    params = parameters(case, device)
+    count = size(CASES[case])
+    optimizers: dict[str, Steps] = {}
+    facts: dict[str, dict[str, Any]] = {}
+    for name, make in CONTENDERS.items():
+        if name != REFERENCE and config.only and not any(part in name for part in config.only):
+            continue
+        progress(f"{case}: {name}")
+        try:
+            optimizers[name], facts[name] = _prepare(make, params, count, config.warmup, device)
+        except ImportError as error:
+            facts[name] = {"missing": str(error)}
+    times: dict[str, list[float]] = {name: [] for name in optimizers}
+    order = random.Random(0)
+    for i in range(config.rounds):
+        progress(f"{case}: round {i + 1} of {config.rounds}")
+        for name in order.sample(list(optimizers), len(optimizers)):
+            times[name].append(machine.seconds(optimizers[name].step, device))
+    reference = median(times[REFERENCE])
+    for name, own in times.items():
+        ratios = [t / r for t, r in zip(own, times[REFERENCE], strict=True)]
+        low, _, high = quantiles(ratios, n=4)
+        facts[name] |= {
+            "seconds": median(own),
+            "ratio": median(own) / reference,
+            "ratio_quartiles": [low, high],  # of the ratios round by round
+            "bytes_per_second": ADAM_BYTES * count / median(own),
+        }
+    about = {**asdict(config), "case": case, "device": str(device), "parameters": count, "tensors": len(params)}
+    environment_extra = {"load": os.getloadavg() if hasattr(os, "getloadavg") else None, "seconds": times}
+    return Record(EXPERIMENT, f"{case}-{device.type}", about, 0, summary=facts, extra=environment_extra)
+
+
+def _prepare(
+    make: Callable[[Params], Steps], params: Params, count: int, warmup: int, device: torch.device
+) -> tuple[Steps, dict[str, Any]]:
+    """The optimizer after its warm-up, and its memory beyond weight, gradient and Adam's two moments, in bytes each."""
+    made: list[Steps] = []
+    first = 0.0
+
+    def begin() -> None:
+        nonlocal first
+        made.append(make(params))
+        first = machine.seconds(made[0].step, device)
+
+    stays, _ = machine.memory(begin, device)
+    optimizer = made[0]
+    for _ in range(warmup - 1):
+        optimizer.step()
+    _, rise = machine.memory(optimizer.step, device)
+    return optimizer, {
+        "first_step_seconds": first,
+        "steady_bytes": stays / count - 8,
+        "peak_bytes": rise / count,
+    }

@@ -10,27 +10,27 @@ from typing import Annotated
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from askew import demo
 from askew.atomic import write_text
+from askew.bench.command import BenchCommand, bench
 from askew.demo import DemoConfig
-from askew.paper import logistic, logistic_report, two_moons, two_moons_report, vector_field, vector_field_report
-from askew.paper.logistic import LogisticRegression
+from askew.paper import registry
+from askew.paper.image_runs import ImageRuns
 from askew.paper.present import Presentation, show, write
-from askew.paper.two_moons import TwoMoons
-from askew.paper.vector_field import VectorField
+from askew.paper.registry import PRESENT, Paper
 from askew.report import tables
-from askew.report.live import Bars
+from askew.report.live import Bars, GridBars
 from askew.report.readme import replace_block
+from askew.ship.predict import Predict, predict
+from askew.ship.predict import show as predictions
+from askew.train.distributed import launched_first
+from askew.train.grid import GridError
 from askew.train.images import ImageTraining, train_images
-from askew.train.record import Record, load, load_all
-
-PRESENT = {
-    "vector-field": vector_field_report.present,
-    "logistic": logistic_report.present,
-    "two-moons": two_moons_report.present,
-}
+from askew.train.record import Record, load_all
+from askew.train.shipping import Export, export_run
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,6 @@ class Report:
     """Folder with the records, such as results/two-moons."""
     readme: Path | None = None
     """A Markdown file whose block `<!-- EXPERIMENT -->` gets the first table."""
-
-
-Paper = (
-    Annotated[VectorField, tyro.conf.subcommand("vector-field")]
-    | Annotated[LogisticRegression, tyro.conf.subcommand("logistic")]
-    | Annotated[TwoMoons, tyro.conf.subcommand("two-moons")]
-)
 
 
 @dataclass(frozen=True)
@@ -62,6 +55,9 @@ Command = (
     | Annotated[ImageTraining, tyro.conf.subcommand("train")]
     | Annotated[PaperCommand, tyro.conf.subcommand("paper")]
     | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Export, tyro.conf.subcommand("export")]
+    | Annotated[Predict, tyro.conf.subcommand("predict")]
+    | Annotated[BenchCommand, tyro.conf.subcommand("bench")]
 )
 
 
@@ -76,15 +72,36 @@ def main(arguments: list[str] | None = None) -> None:
             train(command, console)
         elif isinstance(command, Report):
             report(command, console)
+        elif isinstance(command, Export):
+            ship(command, console)
+        elif isinstance(command, Predict):
+            console.print(predictions(predict(command)), soft_wrap=True, markup=False, highlight=False)
+        elif isinstance(command, BenchCommand):
+            bench(command, console)
         else:
             paper(command.experiment, console)
-    except (ValueError, OSError, ImportError) as error:
-        Console(stderr=True).print(f"askew: {error}", style="red", highlight=False)
+    except (ValueError, OSError, ImportError, GridError) as error:
+        complain(f"askew: {error}")
         sys.exit(2)
+    except KeyboardInterrupt:
+        complain("askew: stopped; a run with checkpoints goes on when the same command is started again")
+        sys.exit(130)
+
+
+def complain(message: str) -> None:
+    """One line on stderr, however long."""
+    line = " ".join(message.split())
+    Console(stderr=True).print(line, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def train(config: ImageTraining, console: Console) -> None:
-    """Train on images with a live bar; the record and checkpoints lie in the run's folder."""
+    """Train on images with a live bar; the record and checkpoints lie in the run's folder.
+
+    Under torchrun all processes come here and the first one speaks.
+    """
+    if not launched_first():
+        train_images(config)
+        return
     with Bars(console) as bars:
         bars.add(config.method)
         record, path = train_images(config, lambda status: bars.show(config.method, status))
@@ -98,27 +115,32 @@ def train(config: ImageTraining, console: Console) -> None:
     )
 
 
-def paper(config: VectorField | LogisticRegression | TwoMoons, console: Console) -> None:
-    """Run one experiment of the paper and show it."""
+def ship(config: Export, console: Console) -> None:
+    """Export a run and say how small it got."""
+    done = export_run(config)
+    told = [f"{done.path}: {done.bytes:,} bytes, {done.ratio:.1f} times smaller than float32"]
+    if done.onnx_bytes is not None:
+        told.append(f"{config.onnx}: {done.onnx_bytes:,} bytes")
+    if config.data is None:
+        told.append("BatchNorm as the run left it; with --data it is re-estimated at the weights that ship.")
+    console.print("\n".join(told), soft_wrap=True, markup=False, highlight=False)
+
+
+def paper(config: Paper, console: Console) -> None:
+    """Run one experiment of the paper and show it, with whatever its folder holds of earlier runs."""
     start = time.perf_counter()
+    records: list[Record] = []
+    if isinstance(config, ImageRuns):
+        with GridBars(console) as bars:
+            records = registry.run(config, on_status=bars)
     with Progress(
         SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True
     ) as bar:
         task = bar.add_task("starting")
-
-        def progress(what: str) -> None:
-            bar.update(task, description=what)
-
-        if isinstance(config, VectorField):
-            records: list[Record] = [vector_field.run(config)]
-        elif isinstance(config, LogisticRegression):
-            records = logistic.run(config, progress)
-        else:
-            records = two_moons.run(config, progress)
+        if not isinstance(config, ImageRuns):
+            records = registry.run(config, lambda what: bar.update(task, description=escape(what)))
         bar.update(task, description="drawing")
-        records = [load(config.out / f"{record.name}.json") for record in records]  # what is shown is what was saved
-        presentation = PRESENT[records[0].experiment](records)
-        page = write(presentation, records, config.out)
+        presentation, page = _present(records, config.out)
     _show(presentation, page, console)
     console.print(f"{time.perf_counter() - start:.0f} seconds", highlight=False)
 
@@ -129,14 +151,20 @@ def report(config: Report, console: Console) -> None:
     if any(record.experiment == demo.EXPERIMENT for record in records):
         demo.present([r for r in records if r.experiment == demo.EXPERIMENT], config.folder, console)
         return
-    known = next((r.experiment for r in records if r.experiment in PRESENT), None)
-    if known is None:
-        raise ValueError(f"no records of {', '.join(PRESENT)} in {config.folder}")
-    presentation = PRESENT[known](records)
-    _show(presentation, write(presentation, records, config.folder), console)
+    presentation, page = _present(records, config.folder)
+    _show(presentation, page, console)
     if config.readme is not None:
-        text = config.readme.read_text("utf-8")
-        write_text(config.readme, replace_block(text, known, presentation.tables[0].markdown()))
+        text, name = config.readme.read_text("utf-8"), registry.experiment_of(records)
+        write_text(config.readme, replace_block(text, str(name), presentation.tables[0].markdown()))
+
+
+def _present(records: list[Record], folder: Path) -> tuple[Presentation, Path]:
+    """What the records say, and the page of it in their folder."""
+    name = registry.experiment_of(records)
+    if name is None:
+        raise ValueError(f"no records of {', '.join(PRESENT)} in {folder}")
+    presentation = PRESENT[name](records)
+    return presentation, write(presentation, records, folder)
 
 
 def _show(presentation: Presentation, page: Path, console: Console) -> None:

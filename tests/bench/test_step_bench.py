@@ -45,9 +45,31 @@ def test_a_small_run_is_recorded_and_shown(tmp_path, monkeypatch):
     assert record.summary[REFERENCE]["ratio"] == 1.0
     assert record.config["parameters"] == 1207 and len(record.extra["seconds"][REFERENCE]) == 3
     assert record.environment["versions"]["torch"] and told
+    assert len(record.extra["wait_seconds"][REFERENCE]) == 3 and record.config["steps"] >= 1
+    assert record.summary[REFERENCE]["wait_ratio"] == 1.0
     presentation = steps_report.present([record])
     assert "ASkew, paper form" in presentation.tables[0].markdown()
     assert len(presentation.figures["steps"][0].axes) == 1
+
+
+def test_a_sample_is_several_steps_of_every_optimizer(tmp_path, monkeypatch):
+    """All take as many as the reference needs for 5 ms, on a GPU five at least; the wait comes after the last."""
+    waits: list[str] = []
+    monkeypatch.setattr(machine, "synchronise", lambda device: waits.append("wait"))
+
+    class Counting:
+        def step(self):
+            waits.append("step")
+
+    seconds = steps._in_a_row(Counting(), 4, CPU)
+    assert waits == ["wait", *["step"] * 4, "wait"] and seconds >= 0
+    monkeypatch.setattr(machine, "seconds", lambda call, device: 2e-3)
+    assert steps._steps_in_a_sample(Counting(), CPU) == 3
+    assert steps._steps_in_a_sample(Counting(), torch.device("cuda")) == 5
+    monkeypatch.setattr(machine, "seconds", lambda call, device: 1.0)
+    assert steps._steps_in_a_sample(Counting(), CPU) == 1
+    with pytest.raises(ValueError, match="steps"):
+        StepBench(steps=-1)
 
 
 def test_a_missing_rival_is_left_out_and_said(tmp_path, monkeypatch):

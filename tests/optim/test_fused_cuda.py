@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Adam, AdamW
 
 import askew
-from askew.optim import fused_cuda
+from askew.optim import fused_cuda, fused_launch
 
 pytestmark = pytest.mark.cuda
 FEW = 16  # ulp a step: the GPU's division and square root are not always the nearest
@@ -145,6 +145,39 @@ def test_new_gradients_each_step():
     for p, q in zip(ps, qs, strict=True):
         far = (p.detach() - q.detach()).abs() > 1e-4
         assert not p.numel() or far.double().mean() < 0.005
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_bad_gradient_changes_nothing(value):
+    ps, opt = _many(lr=0.01)
+    opt.nonfinite = "skip"
+    for _ in range(3):
+        opt.step()
+    before, held = [p.detach().clone() for p in ps], ps[7].grad[63, 31].item()
+    ps[7].grad[63, 31] = value
+    opt.step()
+    assert opt.skipped == 1 and opt.steps == 3 and differing(before, [p.detach() for p in ps]) == []
+    ps[7].grad[63, 31] = held
+    opt.step()
+    assert opt.steps == 4 and differing(before, [p.detach() for p in ps]) != []
+
+
+def test_direct_calls_are_triton_s_own(monkeypatch):
+    """The kernel found by the first call, called by place, does what Triton's own call does."""
+    runs = []
+    for direct in (True, False):
+        if not direct:
+            monkeypatch.setattr(fused_launch, "DIRECT", False)
+        torch.manual_seed(0)
+        ps, opt = _many(lr=0.01)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+        for _ in range(5):
+            opt.step()
+            scheduler.step()
+        made = [launch._step._direct is not None for launch in opt._fusion._batches[0][0]._launches]
+        assert made == [direct] * 2
+        runs.append([p.detach() for p in ps])
+    assert differing(*runs) == []
 
 
 def test_without_triton_the_wrapped_step_is_taken(monkeypatch):

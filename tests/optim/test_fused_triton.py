@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import os
 from contextlib import nullcontext
 
@@ -10,6 +12,7 @@ import torch
 from fused_kit import BASES, LEVELS, SCALES, SCHEDULES, run, ulps
 
 from askew.optim import fused, fused_cuda
+from askew.optim.fused_launch import GRADIENTS, STEP
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton looks when it is imported
@@ -51,6 +54,29 @@ def test_it_equals_the_wrapped_step(base, schedule, levels, scale, steps, host, 
         assert ulps(a.detach(), b.detach(), 1.0) <= steps * FEW
         for key, value in here[1].state[a].items():
             assert ulps(value, there[1].state[b][key], 1.0) <= steps * FEW
+
+
+def test_the_arguments_stand_in_the_kernels_order():
+    """Compiled kernels are called by place."""
+    _, opt = run(True, BASES["adam"], SCHEDULES["level-first"], LEVELS["binary"], steps=1)
+    launch = opt._fusion._batches[0][0]._launches[0]
+    names = list(inspect.signature(fused_cuda.kernels().step_kernel.fn).parameters)
+    assert names[len(launch._arguments) :] == list(launch._constants)
+    assert names[GRADIENTS] == "gradients" and names[STEP : STEP + 2] == ["step", "over_root"]
+    names = list(inspect.signature(fused_cuda.kernels().count_kernel.fn).parameters)
+    assert names[len(launch._counting) :] == ["LR_THERE"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_bad_gradients_are_found(value):
+    ps, opt = run(True, BASES["adam"], SCHEDULES["level-first"], LEVELS["binary"], steps=2)
+    batch, found = opt._fusion._batches[0][0], [torch.full_like(p, torch.finfo(p.dtype).max) for p in ps]
+    assert batch.sound(found)
+    for i in (0, 1, 5, 6):
+        found[i][(-1,) * found[i].ndim] = value
+        assert not batch.sound(found)
+        found[i].fill_(1.0)
+        assert batch.sound(found)
 
 
 def test_bfloat16_with_a_master_copy():

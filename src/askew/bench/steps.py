@@ -1,7 +1,12 @@
-"""askew bench step: what one optimizer step costs, against torch's fused Adam, in interleaved rounds."""
+"""askew bench step: what one optimizer step costs, against torch's fused Adam, in interleaved rounds.
+
+A sample is several steps in a row and then a wait for the device, as in training, where a step is prepared while the
+device still works on the one before. One step and a wait, the latency of a single call, is measured beside it.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import tempfile
@@ -23,6 +28,8 @@ from askew.train.record import Record, writable_folder
 
 EXPERIMENT = "bench-step"
 ADAM_BYTES = 28  # read weight, gradient, two moments; write weight and moments
+SAMPLE = 5e-3  # seconds that a sample takes at least, for the reference
+FEWEST = {"cuda": 5}  # steps of a sample
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,9 @@ class StepBench:
     cases: tuple[Literal["resnet18", "resnet50", "one-50m", "one-1b"], ...] = ()
     """Parameter lists; none given: all that fit (one-1b on a GPU only)."""
     rounds: int = 15
-    """Interleaved rounds; every optimizer takes one step in each."""
+    """Interleaved rounds; every optimizer gives one sample in each."""
+    steps: int = 0
+    """Steps in a row that make a sample, for every optimizer; 0: 5 ms of the reference, on a GPU at least 5."""
     warmup: int = 3
     """Steps before that are not counted."""
     only: tuple[str, ...] = ()
@@ -47,8 +56,10 @@ class StepBench:
     """Folder of the records."""
 
     def __post_init__(self) -> None:
-        if self.rounds < 2 or self.warmup < 1:
-            raise ValueError(f"rounds must be at least 2 and warmup 1, got {self.rounds} and {self.warmup}")
+        if self.rounds < 2 or self.warmup < 1 or self.steps < 0:
+            raise ValueError(
+                f"rounds must be at least 2, warmup 1 and steps 0, got {self.rounds}, {self.warmup} and {self.steps}"
+            )
 
 
 def run(config: StepBench, progress: Callable[[str], None] = lambda what: None) -> list[Record]:
@@ -112,25 +123,46 @@ def measure(case: str, config: StepBench, device: torch.device, progress: Callab
             optimizers[name], facts[name] = _prepare(make, params, count, config.warmup, device)
         except ImportError as error:
             facts[name] = {"missing": str(error)}
+    steps = config.steps or _steps_in_a_sample(optimizers[REFERENCE], device)
     times: dict[str, list[float]] = {name: [] for name in optimizers}
+    waits: dict[str, list[float]] = {name: [] for name in optimizers}
     order = random.Random(0)
     for i in range(config.rounds):
         progress(f"{case}: round {i + 1} of {config.rounds}")
         for name in order.sample(list(optimizers), len(optimizers)):
-            times[name].append(machine.seconds(optimizers[name].step, device))
-    reference = median(times[REFERENCE])
+            waits[name].append(machine.seconds(optimizers[name].step, device))
+            times[name].append(_in_a_row(optimizers[name], steps, device))
     for name, own in times.items():
-        ratios = [t / r for t, r in zip(own, times[REFERENCE], strict=True)]
-        low, _, high = quantiles(ratios, n=4)
-        facts[name] |= {
-            "seconds": median(own),
-            "ratio": median(own) / reference,
-            "ratio_quartiles": [low, high],  # of the ratios round by round
-            "bytes_per_second": ADAM_BYTES * count / median(own),
-        }
+        facts[name] |= _compared(own, times[REFERENCE])
+        facts[name] |= {f"wait_{key}": value for key, value in _compared(waits[name], waits[REFERENCE]).items()}
+        facts[name]["bytes_per_second"] = ADAM_BYTES * count / median(own)
     about = {**asdict(config), "case": case, "device": str(device), "parameters": count, "tensors": len(params)}
-    environment_extra = {"load": os.getloadavg() if hasattr(os, "getloadavg") else None, "seconds": times}
-    return Record(EXPERIMENT, f"{case}-{device.type}", about, 0, summary=facts, extra=environment_extra)
+    about["steps"] = steps
+    load = os.getloadavg() if hasattr(os, "getloadavg") else None
+    extra = {"load": load, "seconds": times, "wait_seconds": waits}
+    return Record(EXPERIMENT, f"{case}-{device.type}", about, 0, summary=facts, extra=extra)
+
+
+def _steps_in_a_sample(reference: Steps, device: torch.device) -> int:
+    """So many that the reference takes SAMPLE seconds for them, and FEWEST at least; the same for all optimizers."""
+    one = median(machine.seconds(reference.step, device) for _ in range(3))
+    return max(FEWEST.get(device.type, 1), math.ceil(SAMPLE / max(one, 1e-6)))
+
+
+def _in_a_row(optimizer: Steps, steps: int, device: torch.device) -> float:
+    """Seconds a step when the device is waited for only after the last."""
+
+    def several() -> None:
+        for _ in range(steps):
+            optimizer.step()
+
+    return machine.seconds(several, device) / steps
+
+
+def _compared(own: list[float], reference: list[float]) -> dict[str, Any]:
+    """Median time, its ratio to the reference's, and the quartiles of the ratios round by round."""
+    low, _, high = quantiles([t / r for t, r in zip(own, reference, strict=True)], n=4)
+    return {"seconds": median(own), "ratio": median(own) / median(reference), "ratio_quartiles": [low, high]}
 
 
 def _prepare(

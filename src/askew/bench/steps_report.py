@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -16,7 +17,8 @@ from askew.train.record import Record
 
 LEAD = (
     "Time of one optimizer step, as a ratio to torch's fused Adam on the same parameters, in one process and in "
-    "interleaved rounds. Bandwidth counts the 28 bytes a parameter that Adam must move in float32, against the better "
+    "interleaved rounds; several steps in a row before the device is waited for, and beside that one step and a wait. "
+    "Bandwidth counts the 28 bytes a parameter that Adam must move in float32, against the better "
     "of a copy and an update in place on the same machine. Extra bytes are those beyond weight, gradient "
     "and two moments."
 )
@@ -26,13 +28,17 @@ def _number(value: float | None, form: str) -> str:
     return NONE if value is None else format(value, form)
 
 
+def _waited(fact: dict[str, Any]) -> str:
+    return f"{fact['wait_ratio']:.2f}, {1e3 * fact['wait_seconds']:.2f}" if "wait_ratio" in fact else NONE
+
+
 def table(record: Record) -> Grid:
     """One row an optimizer."""
     fastest = max(record.extra["stream"].values())
     rows = []
     for name, fact in record.summary.items():
         if "missing" in fact:
-            rows.append((name, *[NONE] * 6))
+            rows.append((name, *[NONE] * 7))
             continue
         low, high = fact["ratio_quartiles"]
         rows.append(
@@ -40,6 +46,7 @@ def table(record: Record) -> Grid:
                 name,
                 f"{fact['ratio']:.2f} ({low:.2f}–{high:.2f})",
                 f"{1e3 * fact['seconds']:.2f}",
+                _waited(fact),
                 f"{100 * fact['bytes_per_second'] / fastest:.0f}%",
                 _number(fact["steady_bytes"], ".1f"),
                 _number(fact["peak_bytes"], ".1f"),
@@ -50,10 +57,19 @@ def table(record: Record) -> Grid:
     where = seen["gpu"] if about["device"].startswith("cuda") else f"{seen['cpu']}, {seen['threads']} threads"
     built = record.extra.get("build_seconds")
     return Grid(
-        ("optimizer", "ratio (quartiles)", "ms", "of bandwidth", "extra B", "extra B, peak", "first step, s"),
+        (
+            "optimizer",
+            "ratio (quartiles)",
+            "ms",
+            "ratio, ms: one step and wait",
+            "of bandwidth",
+            "extra B",
+            "extra B, peak",
+            "first step, s",
+        ),
         tuple(rows),
         title=f"{TITLES[about['case']]}: {about['parameters'] / 1e6:.1f}M parameters in {about['tensors']} tensors",
-        note=f"{where}; medians of {about['rounds']} rounds"
+        note=f"{where}; medians of {about['rounds']} rounds of {about.get('steps', 1)} steps"
         + (f"; the native library was built in {built:.1f} s." if built else "."),
     )
 

@@ -82,14 +82,14 @@ def gradients(groups: list[Group]) -> Iterator[tuple[str, Tensor]]:
                 yield name, p.grad
 
 
-def _bad_here(found: list[tuple[str, Tensor]]) -> list[str]:
+def _bad_here(groups: list[Group], found: list[Tensor]) -> list[str]:
     """Names of the gradients with NaN or infinity; one device sync when there is none."""
-    if not found or any_bad([g for _, g in found]) is False:
+    if not found or any_bad(found) is False:
         return []
-    largest = torch.nn.utils.get_total_norm([g for _, g in found if g.numel()], norm_type=math.inf)
+    largest = torch.nn.utils.get_total_norm([g for g in found if g.numel()], norm_type=math.inf)
     if bool(torch.isfinite(largest)):
         return []
-    return [name for name, g in found if not bool(torch.isfinite(g).all())]
+    return [name for name, g in gradients(groups) if not bool(torch.isfinite(g).all())]
 
 
 def _bad_anywhere(groups: list[Group], weights: list[Tensor]) -> list[str]:
@@ -110,8 +110,10 @@ def only_makes_state(base: Optimizer) -> bool:
     torch.distributed.checkpoint takes such a step, so that the base optimizer makes its state, before it saves or
     loads one; annealing, scales and weights must not move. Looks at gradients only when the rest holds.
     """
+    if base.state:
+        return False
     rates = [group.get("lr", 1.0) for group in base.param_groups]
-    if base.state or not all(_is_zero(rate) for rate in rates) or base.defaults.get("lr", 0.0) == 0:
+    if not all(_is_zero(rate) for rate in rates) or base.defaults.get("lr", 0.0) == 0:
         return False
     weights = [p for group in base.param_groups for p in group["params"] if p.requires_grad]
     if not weights:
@@ -134,14 +136,14 @@ def check_gradients(groups: list[Group], nonfinite: NonFinite) -> bool:
 
     Processes that hold parts of the weights decide as one: a bad part anywhere skips the step, or raises, everywhere.
     """
-    found = list(gradients(groups))
-    for name, g in found:
-        if g.layout != torch.strided:
-            raise ValueError(f"{name}: sparse gradients are not supported; use sparse=False in the embedding")
+    weights = [p for group in groups for p in group["params"]]
+    found = [g for p in weights if (g := p.grad) is not None]
+    if any(g.layout != torch.strided for g in found):
+        name = next(name for name, g in gradients(groups) if g.layout != torch.strided)
+        raise ValueError(f"{name}: sparse gradients are not supported; use sparse=False in the embedding")
     if nonfinite == "ignore":
         return True
-    weights = [p for group in groups for p in group["params"]]
-    bad = _bad_anywhere(groups, weights) if any(is_sharded(p) for p in weights) else _bad_here(found)
+    bad = _bad_anywhere(groups, weights) if any(is_sharded(p) for p in weights) else _bad_here(groups, found)
     if not bad:
         return True
     if nonfinite == "skip":

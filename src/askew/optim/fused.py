@@ -19,7 +19,8 @@ from askew.methods.base import FullPrecision, Method
 from askew.methods.binaryconnect import BinaryConnect
 from askew.optim import fused_cpu, fused_cuda
 from askew.optim.checks import Group, names
-from askew.optim.fused_work import ParamWork, gradient, group_work, param_work
+from askew.optim.fused_known import Settings, Tensors
+from askew.optim.fused_work import GroupWork, ParamWork, gradient, group_work, param_work
 from askew.optim.sharding import apply, is_sharded, local
 
 if TYPE_CHECKING:
@@ -31,16 +32,20 @@ DEVICES = {"cpu": fused_cpu, "cuda": fused_cuda}
 
 
 class Fusion:
-    """Whether to fuse (None: where it can be done, True: or else an error, False: never) and what steps may reuse."""
+    """Whether to fuse (None: where it can be done, True: or else an error, False: never) and what steps may reuse.
+
+    A steady step (same tensors, gradients laid out as before) costs one look (fused_known.py) and the launches.
+    """
 
     def __init__(self, wanted: bool | None) -> None:
         if wanted not in (None, True, False):
             raise ValueError(f"fused must be None, True or False, got {wanted!r}")
         self.wanted = wanted
-        self._known: list[Any] | None = None  # what the batches were made for
+        self._tensors: Tensors | None = None  # what the batches were made for
+        self._settings: Settings | None = None  # what the groups' work was made for
+        self._groups: list[GroupWork] = []
         self._batches: list[tuple[Any, list[Tensor]]] = []  # of one device each, with their parameters
         self._captured: list[Any] = []  # what CUDA graphs read when they are replayed
-        self._reusable = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {"wanted": self.wanted}
@@ -48,38 +53,55 @@ class Fusion:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["wanted"])
 
-    def applies(self, optimizer: MethodOptimizer) -> bool:
+    def steady(self, optimizer: MethodOptimizer) -> list[Tensor] | None:
+        """The gradients, if this step treats the same tensors as the last one, with gradients of the same kinds."""
+        known = self._tensors if self.wanted is not False else None
+        return None if known is None else known.gradients(optimizer)
+
+    def sound(self, steady: list[Tensor]) -> bool:
+        """True if no gradient of a steady step holds NaN or infinity; at most one sync a device."""
+        pieces = self._batches
+        return all(batch.sound(steady if len(pieces) == 1 else [p.grad for p in ps]) for batch, ps in pieces)
+
+    def applies(self, optimizer: MethodOptimizer, steady: list[Tensor] | None = None) -> bool:
         """May this step be fused? With fused=True a reason against it is an error."""
         if self.wanted is False:
             return False
-        self._reusable = self._known is not None and self._known == _fingerprint(optimizer)
-        reason = refusal(optimizer, weights=not self._reusable)
+        if steady is not None and self._settings is not None and self._settings.hold(*_now(optimizer)):
+            return True
+        self._settings = None
+        reason = refusal(optimizer, weights=steady is None)
         if reason is not None and self.wanted:
             raise ValueError(f"fused=True: {reason}; with fused=None the wrapped step is taken there")
         return reason is None
 
-    def step(self, optimizer: MethodOptimizer) -> None:
+    def step(self, optimizer: MethodOptimizer, steady: list[Tensor] | None = None) -> None:
         """One step, after `applies`, on every parameter with a gradient; the run's last one lands the others, too."""
         now = Clock(max(0, optimizer.steps - 1), optimizer.total_steps)
-        groups = [group_work(optimizer, i, group, now.last) for i, group in enumerate(optimizer.param_groups)]
-        if not self._reusable:
-            self._prepare(optimizer, now, groups)
+        if self._settings is None:
+            self._settings = Settings(*_now(optimizer))
+            self._groups = [group_work(optimizer, i, group, now.last) for i, group in enumerate(optimizer.param_groups)]
+        for position, work in enumerate(self._groups):
+            if work.levels is not None:
+                work.number = optimizer.value(position)
+        if steady is None:
+            self._prepare(optimizer, now)
         for batch, weights in self._batches:
-            if self._reusable:
-                batch.run(groups, [p.grad for p in weights])
+            if steady is None:
+                batch.run(self._groups, [gradient(p, local(optimizer.underlying(p))) for p in weights])
             else:
-                batch.run(groups, [gradient(p, local(optimizer.underlying(p))) for p in weights])
-        if not self._reusable:
-            self._known = _fingerprint(optimizer)
+                batch.run(self._groups, steady if len(self._batches) == 1 else [p.grad for p in weights])
+        if steady is None:
+            self._tensors = Tensors.of(optimizer)
         if now.last:
             for _, p, site in optimizer.weights():
                 if p.grad is None:
                     p.copy_(apply(optimizer.method, "retract", site, p, None))
 
-    def _prepare(self, optimizer: MethodOptimizer, now: Clock, groups: list[Any]) -> None:
+    def _prepare(self, optimizer: MethodOptimizer, now: Clock) -> None:
         """Batches of the parameters with gradients; scales are measured, and frozen once annealing has started."""
         self._captured += [batch for batch, _ in self._batches if batch.captured]
-        self._known, self._batches = None, []
+        self._tensors, self._batches = None, []
         works: dict[str, list[tuple[ParamWork, Tensor]]] = {}
         freeze = now.last or optimizer.annealing.started(now)
         for position, group in enumerate(optimizer.param_groups):
@@ -88,7 +110,7 @@ class Fusion:
                 if group["levels"] is not None:
                     scale = optimizer._scale(p, group, optimizer._memory.setdefault(p, {}), freeze)
                 if p.grad is not None:
-                    work = param_work(optimizer, position, groups[position], p, scale)
+                    work = param_work(optimizer, position, self._groups[position], p, scale)
                     works.setdefault(str(p.device), []).append((work, p))
         for pairs in works.values():
             module = DEVICES[pairs[0][0].w.device.type]
@@ -96,25 +118,14 @@ class Fusion:
             self._batches.append((module.Batch([work for work, _ in pairs], gradients), [p for _, p in pairs]))
 
 
-def _fingerprint(optimizer: MethodOptimizer) -> list[Any] | None:
-    """All that a batch depends on but scalars and the gradients' addresses; None if it must be made anew each time."""
-    state, memory, out = optimizer.base.state, optimizer._memory, []
-    for group in optimizer.param_groups:
-        follows = group["levels"] is not None and group["scale"] != "none"
-        out.append(group["clamp"])
-        for p in group["params"]:
-            g = p.grad
-            if is_sharded(p) or (follows and "scale" not in memory.get(p, ())):
-                return None
-            if g is None:
-                out.append(None)
-                continue
-            if g.stride() != p.stride() or type(g) is not Tensor:
-                return None
-            entries = state.get(p) or {}
-            held = memory.get(p) or {}
-            out += (p.data_ptr(), g.dtype, *map(id, entries.values()), *map(id, held.values()))
-    return out
+def capturing() -> bool:
+    """Is a CUDA graph being captured? (None can be before CUDA is up.)"""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def _now(optimizer: MethodOptimizer) -> tuple[MethodOptimizer, bool, bool]:
+    total = optimizer.total_steps
+    return optimizer, capturing(), total is not None and optimizer.steps >= total
 
 
 def refusal(optimizer: MethodOptimizer, weights: bool = True) -> str | None:
@@ -170,7 +181,7 @@ def _capture_refusal(group: Group, device: str, where: str) -> str | None:
     capturable = group.get("capturable")
     if capturable and device == "cpu":
         return f"{where}capturable=True on the CPU"
-    if capturable is False and device == "cuda" and torch.cuda.is_current_stream_capturing():
+    if capturable is False and device == "cuda" and capturing():
         return f"{where}a CUDA graph needs capturable=True"
     if device == "cuda" and (capturable or group.get("fused")) and torch.get_default_dtype() != torch.float32:
         return f"{where}step counts of {torch.get_default_dtype()} on the device"

@@ -53,6 +53,13 @@ class Batch:
         self._jobs = np.array(jobs, JOB)
         self._jobs["g_type"] = [TYPES[g.dtype] for g in gradients]
 
+    def sound(self, gradients: Sequence[Tensor]) -> bool:
+        """True if there is no NaN and no infinity in them."""
+        lib = library()
+        assert lib is not None, refusal()
+        self._jobs["g"] = [g.data_ptr() for g in gradients]
+        return not lib.askew_bad_gradients(self._jobs.ctypes.data, len(self._jobs), torch.get_num_threads())
+
     def run(self, groups: Sequence[GroupWork], gradients: Sequence[Tensor]) -> None:
         """One step; `gradients`: where they lie now, in the order, types and memory order of the first."""
         lib = library()

@@ -1,28 +1,28 @@
 """The fused step on CUDA devices: tables of addresses on the device, one Triton launch for what shares its scalars.
 
-The tables (10 numbers a parameter, 2 a block of BLOCK elements) are made once and used again while the addresses stay
-the same. In a CUDA graph the learning rate (if it is a tensor), step count and schedule's value are read on the device.
+The tables (9 numbers a parameter, 2 a block of BLOCK elements) are made once. The gradients' addresses, which may be
+new in every step, have a table of their own; the last few are kept, since allocators come back to the same addresses.
+In a CUDA graph the learning rate (if it is a tensor), step count and schedule's value are read on the device.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
-import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from askew.core import LevelSet
-from askew.optim.fused_cpu import grid
+from askew.optim.fused_launch import Kind, Launch, Tables
 from askew.optim.fused_work import GroupWork, ParamWork
 
 BLOCK = 2048
 WARPS = 8
-COLUMNS = 10
+REMEMBERED = 8  # tables of gradients' addresses
 logger = logging.getLogger("askew")
 
 
@@ -41,62 +41,95 @@ def refusal() -> str | None:
     return None if kernels() is not None else "Triton is not installed"
 
 
-class Kind(NamedTuple):
-    """What the parameters of one launch share."""
-
-    position: int
-    clamp: bool
-    fresh: bool
-    out: bool
-    scaled: bool
-    halves: tuple[bool, bool, bool, bool]  # w, g, m, out in bfloat16
-    done: float | None  # Adam's step count if it lies on the host
-    aligned: bool
-
-
 class Batch:
     """The parameters of a step on one device. It may run again while only gradients move and scalars change."""
 
     def __init__(self, works: Sequence[ParamWork], gradients: Sequence[Tensor]) -> None:
         self._works = list(works)
+        self._device = works[0].w.device
         self._g_half = [g.dtype == torch.bfloat16 for g in gradients]
-        self._addresses: list[int] = []
         self._scales = [None if work.scale is None else work.scale.reshape(-1).contiguous() for work in works]
-        self._steps = [work.step for work in works if work.step is not None]
-        self._kept: list[Any] = []
-        self.captured = False
         self._fresh = any(work.fresh for work in works)
+        self._counts = _gather([work for work in works if _counted_by_host(work)])
+        self._launches: list[Launch] = []
+        self._aligned: list[bool] | None = None  # of the gradients that the launches were made for
+        self._tables: dict[tuple[int, ...], Tensor] = {}
+        self._awaited = False  # sent while a graph was captured
+        self._kept: list[Any] = []  # what a graph reads whenever it is replayed
+        self.captured = False
+        self._flag: Tensor | None = None  # raised by a bad gradient
 
-    def _upload(self, addresses: list[int]) -> None:
-        """Sort the parameters into launches and send their tables to the device."""
-        self._addresses = addresses
-        members: dict[Kind, list[list[int]]] = {}
-        for work, scale, address, half in zip(self._works, self._scales, addresses, self._g_half, strict=True):
-            if work.w.numel():
-                row = _row(work, scale, address)
-                members.setdefault(_kind(work, row, self._fresh, half), []).append(row)
-        device = self._works[0].w.device
-        self._launches = [(kind, *_tables(rows, device, self._kept)) for kind, rows in members.items()]
+    def sound(self, gradients: Sequence[Tensor]) -> bool:
+        """True if there is no NaN and no infinity in them; one device sync."""
+        with self._here():
+            if self._flag is None:
+                self._flag = torch.zeros((), dtype=torch.int32, device=self._device)
+            table = self._addresses(tuple(map(Tensor.data_ptr, gradients)), self._capturing())
+            for launch in self._launches:
+                launch.look(table, self._flag)
+            if self._flag.item() == 0:
+                return True
+            self._flag.zero_()
+            return False
 
     def run(self, groups: Sequence[GroupWork], gradients: Sequence[Tensor]) -> None:
         """One step; `gradients`: where they lie now, in the order, types and memory order of the first."""
-        addresses = [g.data_ptr() for g in gradients]
-        if addresses != self._addresses:
-            self._upload(addresses)
-        device = self._works[0].w.device
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            self.captured = True
-            self._kept.append(self._launches)  # the graph reads these tables whenever it is replayed
-        if self._steps:
-            torch._foreach_add_(self._steps, 1)  # pyright: ignore[reportPrivateImportUsage]
-        with torch.cuda.device(device if device.type == "cuda" else -1):
-            for i, (kind, table, blocks) in enumerate(self._launches):
-                if kind.done is not None:
-                    kind = kind._replace(done=kind.done + 1)
-                    self._launches[i] = kind, table, blocks
-                _launch(groups[kind.position], kind, table, blocks)
-        if self._fresh:  # momentum buffers are there from now on
-            self._fresh, self._addresses = False, []
+        with self._here():
+            capturing = self._capturing()
+            table = self._addresses(tuple(map(Tensor.data_ptr, gradients)), capturing)
+            if capturing:
+                self.captured = True
+                self._kept.append((self._launches, table))
+            if self._counts is not None:
+                self._counts.add_(1)
+            for launch in self._launches:
+                launch(groups[launch.kind.position], table)
+        if self._fresh or self._awaited:  # momentum buffers are there from now on; tables that are not, are not reused
+            self._fresh, self._awaited, self._aligned, self._tables = False, False, None, {}
+
+    def _here(self) -> AbstractContextManager[Any]:
+        """With this device as the current one."""
+        if self._device.type != "cuda" or torch.cuda.current_device() == self._device.index:
+            return nullcontext()
+        return torch.cuda.device(self._device)
+
+    def _capturing(self) -> bool:
+        return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    def _addresses(self, addresses: tuple[int, ...], capturing: bool) -> Tensor:
+        """The gradients' addresses on the device. What is sent while a graph is captured arrives only in its replays:
+        such tables serve that graph alone.
+        """
+        table = self._tables.get(addresses)
+        if table is None:
+            aligned = [address % 16 == 0 for address in addresses]
+            if aligned != self._aligned:
+                self._sort(aligned)
+            table = _send(torch.tensor(addresses, dtype=torch.int64), self._device, self._kept)
+            self._awaited = capturing
+            if not capturing:
+                while len(self._tables) >= REMEMBERED:
+                    del self._tables[next(iter(self._tables))]
+                self._tables[addresses] = table
+        return table
+
+    def _sort(self, aligned: list[bool]) -> None:
+        """Sort the parameters into launches and send their tables to the device."""
+        self._aligned, self._tables = aligned, {}
+        members: dict[Kind, list[int]] = {}
+        arrays = [_row(work, scale) for work, scale in zip(self._works, self._scales, strict=True)]
+        for i, work in enumerate(self._works):
+            kind = _kind(work, arrays[i], self._fresh, self._g_half[i], aligned[i])
+            members.setdefault(kind, []).append(i)
+        device, kept = self._device, self._kept
+        table = _send(torch.tensor(arrays, dtype=torch.int64), device, kept)
+        corrections = torch.empty(2 * len(arrays), dtype=torch.float32, device=device)
+        self._launches = []
+        for kind, rows in members.items():
+            blocks = _blocks(rows, [self._works[i].w.numel() for i in rows])
+            places = _send(blocks, device, kept), _send(torch.tensor(rows, dtype=torch.int32), device, kept)
+            count = self._works[rows[0]].step if kind.done is not None else None
+            self._launches.append(Launch(kernels(), kind, Tables(table, corrections, *places), BLOCK, WARPS, count))
 
 
 def _counted_by_host(work: ParamWork) -> bool:
@@ -104,19 +137,29 @@ def _counted_by_host(work: ParamWork) -> bool:
     return work.step is not None and work.step.device != work.w.device
 
 
-def _row(work: ParamWork, scale: Tensor | None, gradient: int) -> list[int]:
-    arrays = (work.m, work.v, work.out, None if _counted_by_host(work) else work.step, scale)
+def _gather(works: list[ParamWork]) -> Tensor | None:
+    """Step counts on the host as parts of one array, so that one addition moves them all; each state keeps its part."""
+    if not works:
+        return None
+    held = [work.step for work in works if work.step is not None]
+    whole = held[0]._base
+    if whole is not None and whole.numel() == len(held) and all(step._base is whole for step in held):
+        return whole
+    whole = torch.stack(held)
+    for work, step in zip(works, whole.unbind(), strict=True):
+        work.step = work.state["step"] = step
+    return whole
+
+
+def _row(work: ParamWork, scale: Tensor | None) -> list[int]:
+    """The columns of fused_triton's table."""
+    arrays = (work.w, work.m, work.v, work.out, None if _counted_by_host(work) else work.step, scale)
     channels = 1 if scale is None else scale.numel()
     inner = work.w.stride(0) if channels > 1 else work.w.numel()
-    return [
-        work.w.data_ptr(),
-        gradient,
-        *(0 if x is None else x.data_ptr() for x in arrays),
-        *(work.w.numel(), inner, channels),
-    ]
+    return [*(0 if x is None else x.data_ptr() for x in arrays), work.w.numel(), inner, channels]
 
 
-def _kind(work: ParamWork, row: list[int], fresh: bool, g_half: bool) -> Kind:
+def _kind(work: ParamWork, row: list[int], fresh: bool, g_half: bool, g_aligned: bool) -> Kind:
     w, m, out = (x is not None and x.dtype == torch.bfloat16 for x in (work.w, work.m, work.out))
     return Kind(
         position=work.position,
@@ -126,62 +169,22 @@ def _kind(work: ParamWork, row: list[int], fresh: bool, g_half: bool) -> Kind:
         scaled=work.scale is not None,
         halves=(w, g_half, m, out),
         done=float(work.step) if work.step is not None and _counted_by_host(work) else None,
-        aligned=all(address % 16 == 0 for address in row[:5]) and work.w.numel() % 16 == 0,
+        aligned=g_aligned and all(address % 16 == 0 for address in row[:4]) and work.w.numel() % 16 == 0,
     )
 
 
-def _tables(rows: list[list[int]], device: torch.device, kept: list[Any]) -> tuple[Tensor, Tensor]:
-    """(addresses, blocks) on the device; sent from pinned memory, which a graph that captures this may read again."""
-    blocks = torch.cat(
-        [
-            torch.stack([torch.full((n,), i, dtype=torch.int32), torch.arange(n, dtype=torch.int32)], 1)
-            for i, n in enumerate(-(-row[7] // BLOCK) for row in rows)
-        ]
-    )
-    host = [torch.tensor(rows, dtype=torch.int64), blocks]
+def _blocks(rows: list[int], sizes: list[int]) -> Tensor:
+    """(row, number of the block) for every block of these parameters."""
+    counts = torch.tensor([-(-size // BLOCK) for size in sizes])
+    numbers = torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    return torch.stack([torch.tensor(rows).repeat_interleave(counts), numbers], 1).to(torch.int32)
+
+
+def _send(host: Tensor, device: torch.device, kept: list[Any]) -> Tensor:
+    """To the device, from pinned memory; a graph that captures this reads it again, so it is kept."""
     if device.type != "cuda":
-        return host[0], host[1]
-    pinned = [t.pin_memory() for t in host]
+        return host
+    pinned = host.pin_memory()
     if torch.cuda.is_current_stream_capturing():
         kept.append(pinned)
-    table, places = (t.to(device, non_blocking=True) for t in pinned)
-    return table, places
-
-
-def _levels(levels: LevelSet | None, like: Tensor) -> tuple[int, float, Tensor, Tensor]:
-    """(grid, gap, levels, midpoints) with both tables on the device; core keeps them."""
-    if levels is None:
-        return 0, 1.0, like, like
-    kind, c, _ = grid(levels)
-    single = torch.empty(0, dtype=torch.float32, device=like.device)
-    return kind, float(c[1] - c[0]), levels.table(single), levels.midpoint_table(single)
-
-
-def _launch(work: GroupWork, kind: Kind, table: Tensor, blocks: Tensor) -> None:
-    options = work.options
-    which, gap, levels, middles = _levels(work.levels, table)
-    lr_there = isinstance(work.lr, Tensor) and work.lr.device == table.device and table.device.type == "cuda"
-    clip_there = isinstance(work.clip, Tensor) and work.clip.device == table.device and table.device.type == "cuda"
-    lr = 1.0 if lr_there else float(work.lr)
-    beta1, beta2 = (float(beta) for beta in options.get("betas", (0.5, 0.5)))
-    step, over_root = 0.0, 1.0
-    if kind.done is not None:
-        step, over_root = -lr / (1 - beta1**kind.done), 1 / math.sqrt(1 - beta2**kind.done)
-    update = 2 if work.adam else int(options["momentum"] != 0)
-    kernels().step_kernel[(len(blocks),)](
-        blocks, table, levels, middles,
-        table if work.value is None else work.value,
-        work.lr if lr_there else table,
-        work.clip if clip_there else table,
-        gap, 1 / gap, float(work.alpha), 0.0 if clip_there else float(work.clip), lr, float(options["weight_decay"]),
-        beta1, beta2, 1 - beta1, 1 - beta2,
-        math.log(beta1) if beta1 else -1e30, math.log(beta2) if beta2 else -1e30,
-        float(options.get("eps", 0.0)), float(options.get("momentum", 0.0)), 1 - float(options.get("dampening", 0.0)),
-        step, over_root,
-        MODE=work.mode, GRID=which, K=0 if work.levels is None else len(work.levels), UPDATE=update,
-        SCALED=kind.scaled, CLAMP=kind.clamp, SNAP=work.snap, FORWARD=work.forward, OUT=kind.out, FRESH=kind.fresh,
-        NESTEROV=bool(options.get("nesterov")), DECOUPLED=bool(options.get("decoupled_weight_decay")),
-        SMALL=1 - beta1 < 0.5, COUNTED=work.adam and kind.done is None, LR_THERE=lr_there, CLIP_THERE=clip_there,
-        W_HALF=kind.halves[0], G_HALF=kind.halves[1], M_HALF=kind.halves[2], OUT_HALF=kind.halves[3],
-        ALIGNED=kind.aligned, BLOCK=BLOCK, num_warps=WARPS,
-    )  # fmt: skip
+    return pinned.to(device, non_blocking=True)

@@ -1,9 +1,9 @@
 """The fused step as a Triton kernel; imported only where Triton and a CUDA device are.
 
-One program treats one block of one parameter; which, it reads from `blocks`, the parameter's addresses from `table`. So
-one launch serves any number of parameters that share their group's scalars and their dtypes. The formulas are those of
-native/step_kernel.cpp. Numbers that may change while a CUDA graph is replayed (the schedule's value, and with
-`on_device` the learning rate and the step count) are read from the device.
+One program treats one block of one parameter; which, it reads from `blocks`, the parameter's addresses from `table` and
+`gradients`. So one launch serves any number of parameters that share their group's scalars and their dtypes. The
+formulas are those of native/step_kernel.cpp. Numbers that may change while a CUDA graph is replayed (the schedule's
+value, and where they live there the learning rate and the step count) are read from the device.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ PAIR = tl.constexpr(0)
 EVEN = tl.constexpr(1)
 MOMENTUM = tl.constexpr(1)
 ADAPTIVE = tl.constexpr(2)
-COLUMNS = tl.constexpr(10)  # of the table: w g m v out count scale n inner channels
+COLUMNS = tl.constexpr(9)  # of the table: w m v out count scale n inner channels
 INFINITY = tl.constexpr(float("inf"))
 
 
 @triton.jit
-def at(table, row, column: tl.constexpr, HALF: tl.constexpr, ALIGNED: tl.constexpr):
-    """The array whose address stands in the table."""
-    address = tl.load(table + row * COLUMNS + column)
+def at(entry, HALF: tl.constexpr, ALIGNED: tl.constexpr):
+    """The array whose address stands there."""
+    address = tl.load(entry)
     if HALF:  # noqa: SIM108 (the branches differ in type)
         array = address.to(tl.pointer_type(tl.bfloat16))
     else:
@@ -120,10 +120,41 @@ def nearest(x, s, levels, middles, gap, inverse_gap, GRID: tl.constexpr, K: tl.c
 
 
 @triton.jit
+def bad_kernel(blocks, table, gradients, flag, G_HALF: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
+    """Raise the flag if a block of a gradient holds NaN or infinity."""
+    pid = tl.program_id(0)
+    row = tl.load(blocks + 2 * pid)
+    number = tl.load(blocks + 2 * pid + 1)
+    size = tl.load(table + row * COLUMNS + 6)
+    if ALIGNED:
+        size = tl.multiple_of(size, 16)
+    offset = number.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    u = tl.load(at(gradients + row, G_HALF, ALIGNED) + offset, mask=offset < size, other=0.0).to(tl.float32)
+    fine = tl.abs(u) < INFINITY
+    if tl.sum(fine.to(tl.int32), 0) < BLOCK:
+        tl.store(flag, 1)
+
+
+@triton.jit
+def count_kernel(rows, table, corrections, lr_at, lr, log1, log2, LR_THERE: tl.constexpr):
+    """One parameter a program, where step counts live on the device: count + 1 and Adam's bias corrections,
+    -lr / (1 - beta1^count) and 1 / sqrt(1 - beta2^count), in float64, for the programs of step_kernel.
+    """
+    row = tl.load(rows + tl.program_id(0))
+    here = at(table + row * COLUMNS + 4, False, False)
+    after = tl.load(here) + 1
+    tl.store(here, after)
+    if LR_THERE:
+        lr = tl.load(lr_at).to(tl.float32)
+    count = after.to(tl.float64)
+    tl.store(corrections + 2 * row, (-lr / (1 - tl.exp(count * log1))).to(tl.float32))
+    tl.store(corrections + 2 * row + 1, (1 / tl.sqrt(1 - tl.exp(count * log2))).to(tl.float32))
+
+
+@triton.jit
 def step_kernel(
-    blocks, table, levels, middles, value_at, lr_at, clip_at,
-    gap, inverse_gap, alpha, clip, lr, decay, beta1, beta2, rest1, rest2, log1, log2, epsilon, momentum, damped,
-    step, over_root,
+    blocks, table, gradients, corrections, levels, middles, value_at, lr_at, clip_at,
+    gap, inverse_gap, alpha, clip, lr, decay, beta1, beta2, rest1, rest2, epsilon, momentum, damped, step, over_root,
     MODE: tl.constexpr, GRID: tl.constexpr, K: tl.constexpr, UPDATE: tl.constexpr, SCALED: tl.constexpr,
     CLAMP: tl.constexpr, SNAP: tl.constexpr, FORWARD: tl.constexpr, OUT: tl.constexpr, FRESH: tl.constexpr,
     NESTEROV: tl.constexpr, DECOUPLED: tl.constexpr, SMALL: tl.constexpr, COUNTED: tl.constexpr,
@@ -133,18 +164,19 @@ def step_kernel(
     pid = tl.program_id(0)
     row = tl.load(blocks + 2 * pid)
     number = tl.load(blocks + 2 * pid + 1)
-    size = tl.load(table + row * COLUMNS + 7)
+    entry = table + row * COLUMNS
+    size = tl.load(entry + 6)
     if ALIGNED:
         size = tl.multiple_of(size, 16)
     offset = number.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offset < size
-    w, g = at(table, row, 0, W_HALF, ALIGNED), at(table, row, 1, G_HALF, ALIGNED)
+    w, g = at(entry, W_HALF, ALIGNED), at(gradients + row, G_HALF, ALIGNED)
     x = tl.load(w + offset, mask=mask, other=0.0).to(tl.float32)
     u = tl.load(g + offset, mask=mask, other=0.0).to(tl.float32)
     s = 1.0
     if SCALED:
-        inner, channels = tl.load(table + row * COLUMNS + 8), tl.load(table + row * COLUMNS + 9)
-        scale = at(table, row, 6, False, False)
+        inner, channels = tl.load(entry + 7), tl.load(entry + 8)
+        scale = at(entry + 5, False, False)
         s = tl.load(scale + (offset // inner) % channels, mask=mask, other=1.0)
     if LR_THERE:
         lr = tl.load(lr_at).to(tl.float32)
@@ -168,7 +200,7 @@ def step_kernel(
     else:
         d = d + decay * x
     if UPDATE == ADAPTIVE:
-        m, v = at(table, row, 2, M_HALF, ALIGNED), at(table, row, 3, M_HALF, ALIGNED)
+        m, v = at(entry + 1, M_HALF, ALIGNED), at(entry + 2, M_HALF, ALIGNED)
         first = tl.load(m + offset, mask=mask, other=0.0).to(tl.float32)
         second = tl.load(v + offset, mask=mask, other=0.0).to(tl.float32)
         if SMALL:  # noqa: SIM108
@@ -176,10 +208,8 @@ def step_kernel(
         else:
             first = d - beta1 * (d - first)
         second = second * beta2 + rest2 * d * d
-        if COUNTED:  # the count lies on the device: the corrections are made here, in float64
-            count = tl.load(at(table, row, 5, False, False)).to(tl.float64)
-            step = (-lr / (1 - tl.exp(count * log1))).to(tl.float32)
-            over_root = (1 / tl.sqrt(1 - tl.exp(count * log2))).to(tl.float32)
+        if COUNTED:  # the count lies on the device
+            step, over_root = tl.load(corrections + 2 * row), tl.load(corrections + 2 * row + 1)
         elif LR_THERE:
             step = step * lr
         put(m, offset, first, mask, M_HALF)
@@ -187,7 +217,7 @@ def step_kernel(
         x = x * keep + step * first / (tl.sqrt(second) * over_root + epsilon)
     else:
         if UPDATE == MOMENTUM:
-            m = at(table, row, 2, M_HALF, ALIGNED)
+            m = at(entry + 1, M_HALF, ALIGNED)
             buffer = d
             if not FRESH:
                 buffer = tl.load(m + offset, mask=mask, other=0.0).to(tl.float32) * momentum + damped * d
@@ -205,4 +235,4 @@ def step_kernel(
     if OUT:
         if FORWARD:
             x = nearest(x, s, levels, middles, gap, inverse_gap, GRID, K)
-        put(at(table, row, 4, OUT_HALF, ALIGNED), offset, x, mask, OUT_HALF)
+        put(at(entry + 3, OUT_HALF, ALIGNED), offset, x, mask, OUT_HALF)

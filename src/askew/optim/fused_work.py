@@ -54,6 +54,7 @@ class ParamWork:
     clamp: bool
     step: Tensor | None
     fresh: bool
+    state: dict[str, Any]  # the base optimizer's own
 
 
 def group_work(optimizer: MethodOptimizer, position: int, group: Group, last: bool) -> GroupWork:
@@ -107,6 +108,7 @@ def param_work(
         clamp=bool(levels and clamped and (scale is None or "scale" in memory)),
         step=step,
         fresh=fresh,
+        state=state.get(p, {}),
     )
 
 

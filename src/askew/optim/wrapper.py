@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Hashable
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -18,7 +19,7 @@ from askew.methods.askew import DitheredLevelFirst, EpsilonSkew, LevelFirstSkew,
 from askew.methods.base import Method, Site
 from askew.optim import checkpoint, sharding
 from askew.optim.checks import Group, NonFinite, check_gradients, check_group, labels, only_makes_state, warn_epsilon
-from askew.optim.fused import Fusion
+from askew.optim.fused import Fusion, capturing
 from askew.optim.fused_work import restore_moments
 
 Closure = Callable[[], Any]
@@ -134,26 +135,28 @@ class MethodOptimizer(Optimizer):
 
     def step(self, closure: Closure | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """One step. A closure is evaluated at the weights the network computes with, exactly as in a plain step."""
-        needs_closure = _needs_closure(self.base)
+        needs_closure = _needs_closure(type(self.base))
         if needs_closure and closure is None:
             raise ValueError(f"{type(self.base).__name__} needs step(closure)")
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not check_gradients(self.param_groups, self.nonfinite):
+        steady = None if needs_closure else self._fusion.steady(self)
+        sound = steady is not None and (self.nonfinite == "ignore" or self._fusion.sound(steady))
+        if not sound and not check_gradients(self.param_groups, self.nonfinite):
             self.skipped += 1
             return loss
-        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        if closure is None and not capturing and only_makes_state(self.base):
+        recorded = capturing()
+        if closure is None and not recorded and only_makes_state(self.base):
             with torch.no_grad():
                 _unhooked_step(self.base)
             return loss
-        if not capturing:
+        if not recorded:
             self.tick()
         with torch.no_grad():
-            if not needs_closure and self._fusion.applies(self):
-                self._fusion.step(self)
+            if not needs_closure and self._fusion.applies(self, steady):
+                self._fusion.step(self, steady)
             else:
                 self._step(closure if needs_closure else None)
         self.base._opt_called = True  # pyright: ignore[reportAttributeAccessIssue] # a scheduler on the base may ask
@@ -496,9 +499,10 @@ def _scalar_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _needs_closure(base: Optimizer) -> bool:
+@cache
+def _needs_closure(kind: type[Optimizer]) -> bool:
     """True for optimizers such as LBFGS whose step has no default for its closure."""
-    step = getattr(type(base).step, "__wrapped__", type(base).step)
+    step = getattr(kind.step, "__wrapped__", kind.step)
     closure = inspect.signature(step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 

@@ -1,0 +1,107 @@
+"""What a prepared fused step was made for: one cheap look tells whether it may be taken again as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from operator import attrgetter, is_
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from askew.optim.sharding import is_sharded
+
+if TYPE_CHECKING:
+    from askew.optim.wrapper import MethodOptimizer
+
+_dtype = attrgetter("dtype")
+
+
+def _same(now: list[Any], then: list[Any]) -> bool:
+    """The very same objects (those of `then` are held, so none can have taken another's place)."""
+    return len(now) == len(then) and all(map(is_, now, then))
+
+
+def _inside(dicts: Iterable[dict[str, Any]]) -> list[Any]:
+    return list(chain.from_iterable(map(dict.values, dicts)))
+
+
+class Tensors:
+    """The parameters, states and memories of a step, and how their gradients lie: all that may not change unseen.
+
+    Addresses of gradients may: they are new in every step after zero_grad(). Gradients are not held.
+    """
+
+    def __init__(self, optimizer: MethodOptimizer) -> None:
+        self._lists = [list(group["params"]) for group in optimizer.param_groups]
+        everyone = list(chain.from_iterable(self._lists))
+        self._weights = [p for p in everyone if p.grad is not None]
+        self._idle = [p for p in everyone if p.grad is None]
+        self._places = list(map(Tensor.data_ptr, self._weights))
+        self._strides = list(map(Tensor.stride, self._weights))
+        self._dtypes = [p.grad.dtype for p in self._weights if p.grad is not None]
+        self._states, self._memories = list(optimizer.state.values()), list(optimizer._memory.values())
+        self._inside = _inside(self._states), _inside(self._memories)
+        self._kinds = _kinds(optimizer)
+
+    @classmethod
+    def of(cls, optimizer: MethodOptimizer) -> Tensors | None:
+        """None where a step has to be prepared each time: cut tensors, moving scales, gradients laid out otherwise."""
+        for group in optimizer.param_groups:
+            follows = group["levels"] is not None and group["scale"] != "none"
+            for p in group["params"]:
+                if is_sharded(p) or (follows and "scale" not in optimizer._memory.get(p, ())):
+                    return None
+                if p.grad is not None and (type(p.grad) is not Tensor or p.grad.stride() != p.stride()):
+                    return None
+        return cls(optimizer)
+
+    def gradients(self, optimizer: MethodOptimizer) -> list[Tensor] | None:
+        """The gradients of this step if all else is as it was; otherwise None."""
+        groups = optimizer.param_groups
+        if len(groups) != len(self._lists) or not all(map(_same, [g["params"] for g in groups], self._lists)):
+            return None
+        if _kinds(optimizer) != self._kinds:
+            return None
+        states, memories = list(optimizer.state.values()), list(optimizer._memory.values())
+        if not (_same(states, self._states) and _same(memories, self._memories)):
+            return None
+        if not (_same(_inside(states), self._inside[0]) and _same(_inside(memories), self._inside[1])):
+            return None
+        found: list[Any] = [p.grad for p in self._weights]
+        if any(type(g) is not Tensor for g in found) or any(p.grad is not None for p in self._idle):
+            return None
+        if list(map(_dtype, found)) != self._dtypes or list(map(Tensor.data_ptr, self._weights)) != self._places:
+            return None
+        return found if _strides(found) == self._strides else None
+
+
+def _kinds(optimizer: MethodOptimizer) -> list[Any]:
+    """The options that decide which arrays a parameter has."""
+    groups = optimizer.param_groups
+    options = ((g["clamp"], g["scale"], g["per"], g["levels"] is None, g.get("momentum", 0) != 0) for g in groups)
+    return [optimizer.method, *options]
+
+
+def _strides(tensors: list[Tensor]) -> list[Any] | None:
+    try:
+        return list(map(Tensor.stride, tensors))
+    except RuntimeError:  # sparse ones have none
+        return None
+
+
+class Settings:
+    """The groups' options, the method and torch's state, by identity; `fixed` if none can change in place."""
+
+    def __init__(self, optimizer: MethodOptimizer, *state: Any) -> None:
+        self._state = optimizer.method, torch.get_default_dtype(), *state
+        self._options = list(chain.from_iterable(map(dict.values, optimizer.param_groups)))
+        options = (value for group in optimizer.param_groups for key, value in group.items() if "param" not in key)
+        self.fixed = not any(isinstance(value, (Tensor, list)) for value in options)
+
+    def hold(self, optimizer: MethodOptimizer, *state: Any) -> bool:
+        """Is everything still so?"""
+        if self._state != (optimizer.method, torch.get_default_dtype(), *state):
+            return False
+        return self.fixed and _same(list(chain.from_iterable(map(dict.values, optimizer.param_groups))), self._options)

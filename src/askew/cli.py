@@ -108,11 +108,17 @@ def train(config: ImageTraining, console: Console) -> None:
         bars.finish(config.method, f"accuracy {record.summary['accuracy']:.2f}%")
     console.print(tables.diagnosis(record).rich())
     console.print(
-        f"\n{record.config['train_set']}: {record.summary['accuracy']:.2f}% on the test images, weights on their "
-        f"levels, BatchNorm re-estimated.\nRecord: {path}",
+        f"\n{record.config['train_set']}: {record.summary['accuracy']:.2f}% on {scored_on(config)}, "
+        f"{'' if config.method == 'full-precision' else 'weights on their levels, '}BatchNorm re-estimated.\n"
+        f"Record: {path}",
         soft_wrap=True,
         highlight=False,
     )
+
+
+def scored_on(config: ImageTraining) -> str:
+    """The images of a run's accuracy."""
+    return "the test images" if config.holdout is None else f"{config.holdout:,} held-out training images"
 
 
 def ship(config: Export, console: Console) -> None:
@@ -162,7 +168,10 @@ def _present(records: list[Record], folder: Path) -> tuple[Presentation, Path]:
     """What the records say, and the page of it in their folder."""
     name = registry.experiment_of(records)
     if name is None:
-        raise ValueError(f"no records of {', '.join(PRESENT)} in {folder}")
+        raise ValueError(
+            f"{folder} holds no records of an experiment; askew report shows what askew demo and askew paper left "
+            f"({', '.join(PRESENT)})"
+        )
     presentation = PRESENT[name](records)
     return presentation, write(presentation, records, folder)
 

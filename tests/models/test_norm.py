@@ -140,9 +140,10 @@ def test_only_for_what_the_kernels_compute(on_cpu):
     assert not fuses(z[:1, :, :1, :1], bn, act)  # one value a channel: nn.BatchNorm2d refuses it
     with unfused():
         assert not fuses(z, bn, act)
-    hook = act.register_forward_hook(lambda *_: None)
-    assert not fuses(z, bn, act)
-    hook.remove()
+    for listen in (act.register_forward_hook, bn.register_full_backward_hook, bn.register_full_backward_pre_hook):
+        hook = listen(lambda *_: None)
+        assert not fuses(z, bn, act)
+        hook.remove()
     assert fuses(z, bn, act)
 
 

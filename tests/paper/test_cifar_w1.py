@@ -147,10 +147,13 @@ def test_a_gpu_record_counts_on_a_machine_without_one(config: CifarW1, monkeypat
     grid = fake(monkeypatch)
     one = replace(config, seeds=1, methods=("askew",), schedules="best")
     (record,) = cifar_w1.run(one)
-    record.config |= {"device": "cuda", "bf16": True}
+    record.config |= {"device": "cuda", "bf16": True, "static": True, "log_every": 7}
     record.save(config.out)
     cifar_w1.run(one)
     assert len(grid.asked) == 1
+    cifar_w1.run(replace(one, seeds=2))  # the second seed is made here, and both stand in one row
+    row = next(row for row in cifar_w1_report.present(load_all(config.out)).tables[0].rows if "paper" in row[0])
+    assert row[-1] == "2"
 
 
 def test_the_search_is_run_on_held_out_images_and_stated(config: CifarW1, monkeypatch: pytest.MonkeyPatch) -> None:

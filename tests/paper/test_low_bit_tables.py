@@ -135,3 +135,17 @@ def test_cifar_w1a1_from_an_archive_to_the_table(tmp_path: Path) -> None:
     assert record.config["activation_bits"] == 1 and record.config["sign_gradient"] == "tanh"
     assert record.summary["distance_max"] == 0
     assert "84.34" in (out / "table.md").read_text()
+
+
+def test_the_note_claims_no_search_that_was_not_run(tmp_path: Path) -> None:
+    made = records("tiny-low", tmp_path, {}, seeds=1)
+    made[0].config["train_set"] = "tiny-imagenet-train"
+    shown = low_bit_report.present(tiny_low.TABLE, made)
+    assert "cosine, settings chosen without a recorded search." in shown.tables[0].note
+    assert "TinyImageNet, 100 training" in shown.tables[0].note and "ResNet-18, tiny stem" in shown.lead
+    assert "No search was run." in shown.tables[1].note
+
+
+def test_the_best_of_several_forms_is_called_that(tmp_path: Path) -> None:
+    shown = low_bit_report.present(tiny_low.TABLE, records("tiny-low", tmp_path, {}, seeds=1))
+    assert all("(the highest of 3 forms of level-first here)" in text for text in shown.verdicts)

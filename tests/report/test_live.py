@@ -65,3 +65,15 @@ def test_a_grid_has_a_bar_for_all_and_one_for_each_run_under_way() -> None:
         bars("a", Status(10, 10, 5, 5, accuracy=81.0))  # after the last score
         assert [task.description for task in bars._progress.tasks] == ["all runs", "b"]
         assert whole.fields["numbers"] == "2 of 4 runs done"
+
+
+def test_bars_of_a_grid_leave_out_what_all_names_share_and_on_a_narrow_terminal_more() -> None:
+    with GridBars(Console(file=io.StringIO(), width=80)) as bars:
+        for name in ("cifar-w1-askew-paper-seed0", "cifar-w1-askew-level-first-best-seed0"):
+            bars(name, Status(0, 1, 0, 5))
+        bars("cifar-w1-askew-level-first-best-seed0", Status(5, 10, 3, 5, 0.5, 80.0, "radius", 0.3, 0.4))
+        task = bars._progress.tasks[1]
+        assert task.description == "level-first-best-seed0" and task.fields["numbers"] == "loss 0.500 acc 80.0%"
+    with GridBars(console()) as bars:
+        bars("cifar-w1-askew-paper-seed0", Status(1, 10, 1, 5))
+        assert bars._progress.tasks[1].description == "cifar-w1-askew-paper-seed0"  # alone: its whole name

@@ -83,7 +83,7 @@ def test_diagnosis_shows_the_last_look_and_dashes_for_the_unknown():
     grid = diagnosis(three_methods()[-1])
     assert grid.title == "ASkew, level-first, seed 1, epoch 2: capture radius 0.5"
     assert grid.heads[2:4] == ("on level", "captured")
-    assert grid.rows[0] == ("conv<1>.weight", "288", "50.00%", "75.00%", "0.1250", "0.9000", "–", "1.5e-03")
+    assert grid.rows[0] == ("conv<1>", "288", "50.00%", "75.00%", "0.1250", "0.9000", "–", "1.5e-03")
     assert grid.rows[-1] == ("all", "1,288", "100.00%", "100.00%", "0.0000", "0.0000", "1.250%", "0")
     assert grid.totals == 1
 
@@ -95,3 +95,19 @@ def test_series_average_over_the_steps_that_all_runs_have():
     ]
     assert mean_series(runs, "loss") == ([1.0, 3.0], [2.0, 1.5], [1.0, 1.0], [3.0, 2.0])
     assert mean_series(runs, "absent") == ([], [], [], [])
+
+
+def test_a_rival_has_no_constraint_to_be_feasible_in():
+    run = three_methods()[-1]
+    run.config["annealing"] = None
+    grid = diagnosis(run)
+    assert grid.title == "ASkew, level-first, seed 1, epoch 2"
+    assert grid.rows[0][2:4] == ("–", "–") and grid.rows[0][7] == "–" and grid.rows[0][4] == "0.1250"
+
+
+def test_words_wrap_on_a_narrow_terminal_and_a_name_is_said_once():
+    grid = Grid(("method", "settings", "n"), (("one", "some words " * 9, "1"), ("one", "few", "2")), text_columns=2)
+    console = Console(file=io.StringIO(), width=40)
+    console.print(grid.rich())
+    text = console.file.getvalue()
+    assert text.count("one") == 1 and text.count("some") == 9 and text.splitlines()[-2].split() == ["few", "2"]

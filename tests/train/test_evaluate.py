@@ -87,3 +87,15 @@ def test_top_five_counts_the_right_class_among_the_first_five():
 def test_nothing_to_score_is_an_error():
     with pytest.raises(ValueError, match="no batches"):
         score(net(), [])
+
+
+def test_a_stop_within_the_batches_leaves_the_momentum_and_the_mode():
+    model, (x, y) = net().eval(), data()
+
+    def stopped():
+        yield x, y
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reestimate_batchnorm(model, stopped())
+    assert model[1].momentum == model[4].momentum == 0.1 and not model.training

@@ -21,7 +21,7 @@ from image_kit import faulty, pictures, small_job, timeless
 from askew.report.live import Status
 from askew.train import grid_local, images, source
 from askew.train.grid import GridError, finished, record_file, run_grid
-from askew.train.grid_job import Throttled
+from askew.train.grid_job import Failure, Throttled
 from askew.train.grid_local import Local, local_devices
 from askew.train.image_config import TableRow
 from askew.train.images import train_images
@@ -59,6 +59,12 @@ def test_workers_give_the_records_of_the_runs_alone(data: Path, tmp_path: Path) 
     ]
     record_file(jobs[1]).unlink()
     assert [timeless(r) for r in run_grid(jobs)] == [timeless(r) for r in records]  # from its checkpoint, in-process
+
+
+def test_runs_that_failed_for_one_reason_are_named_together() -> None:
+    failures = {"a": Failure("no data"), "b": Failure("no data"), "c": Failure("no memory")}
+    said = str(GridError(failures, 5))
+    assert said.startswith("3 of 5 runs failed (a and 1 more: no data; c: no memory)")
 
 
 def test_a_failing_job_and_a_dying_worker_do_not_stop_the_others(data: Path, tmp_path: Path) -> None:

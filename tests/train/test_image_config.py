@@ -61,6 +61,10 @@ def test_what_is_given_takes_the_place_of_the_recipe():
         ({"method": "proxquant", "options": {"rating": 0.1}}, "options of proxquant: .*rating"),
         ({"method": "proxquant", "options": {"rate": -1.0}}, "rate"),
         ({"images": 0}, "images"),
+        ({"resize": 300}, "resize is a setting of imagenet; cifar10 has none"),
+        ({"dataset": "tiny-imagenet", "workers": 2}, "workers is a setting of imagenet"),
+        ({"method": "full-precision", "bits": 4}, "bits, form and per are of weights on levels"),
+        ({"method": "parq", "bits": 2, "per": "channel"}, "per: parq finds its own levels"),
         ({"lr": -0.1}, "lr"),
     ],
 )
@@ -109,3 +113,9 @@ def test_held_out_images_are_spread_over_the_set_and_no_longer_trained_on():
     assert np.bincount(test.labels).tolist() == [2, 2, 2]
     with pytest.raises(ValueError, match="holdout 30 leaves nothing"):
         held_out(whole, 30)
+
+
+def test_a_run_is_named_after_the_bits_it_has():
+    assert PLAIN.name == "cifar10-askew-level-first-1bit-seed0"
+    assert replace(PLAIN, method="full-precision").name == "cifar10-full-precision-32bit-seed0"
+    assert replace(PLAIN, bits=2, activation_bits=4).width_name == "w2a4"

@@ -241,3 +241,11 @@ def test_bits_average_over_layers():
     levels = {"0": askew.binary(), "3": askew.uniform(4)}
     optimizer = ASkew(torch.optim.SGD(askew.groups(model, levels=levels), lr=0.1), total_steps=2)
     assert bits_per_weight(optimizer) == pytest.approx((72 * 1 + 36 * 4) / 108)
+
+
+@pytest.mark.parametrize(("seconds", "written"), [(None, 1), (1e9, 1), (0.0, CONFIG.epochs)])
+def test_an_epoch_that_ends_long_after_the_last_checkpoint_is_kept(tmp_path, monkeypatch, seconds, written):
+    names = []
+    monkeypatch.setattr(loop, "save", lambda path, *_: names.append(path.name))
+    trained(keeper=Keeper(tmp_path, every_epochs=100, every_seconds=seconds))
+    assert names.count("last.pt") == written

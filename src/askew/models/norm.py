@@ -115,7 +115,8 @@ def starts(x: Tensor, conv: nn.Module, norm: nn.Module, activation: nn.Module) -
 
 def _is_plain(module: nn.Module, kind: type[M]) -> TypeGuard[M]:
     """Exactly of this class, and nobody listens to it."""
-    return type(module) is kind and not module._forward_hooks and not module._forward_pre_hooks
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return type(module) is kind and not any(hooks)
 
 
 def _alike(z: Tensor, other: Tensor) -> bool:

@@ -104,6 +104,8 @@ LEVEL_FIRST = Contender(
             {"lr": 0.03, "alpha": 0.01, "start": 0.3},
             {"lr": 0.03, "alpha": 0.05, "start": 0.5, "by": "quantile"},
             {"lr": 0.06, "alpha": 0.05, "start": 0.5},
+            {"lr": 0.03, "alpha": 0.05, "start": 0.65, "cosine_end": 0.65},
+            {"lr": 0.1, "alpha": 0.05, "start": 0.65, "cosine_end": 0.65},
         ),
     ),
 )

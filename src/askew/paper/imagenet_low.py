@@ -46,6 +46,7 @@ TABLE = LowBit(
     },
     "learning rate .1, divided by 10 at 15%, 30% and 45% of the run (epochs 30, 60 and 90 of 200)",
     LITERATURE,
+    settings_from="those of TinyImageNet",
 )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from askew.paper.images_common import KINDS, MISSING, Experiment, Kind, search_key, words
+from askew.paper.images_common import KINDS, MISSING, Experiment, Kind
 from askew.paper.images_rows import Rows, gap, rows_of, score_of
 from askew.paper.images_words import lead, note, verdicts
 from askew.paper.present import Presentation
+from askew.paper.search_report import Candidate, chosen_how, settings_table
 from askew.paper.steps_report import accuracy_figure, histogram_figure, loss_figure, steps_table
-from askew.report.runs import stat, summary_values, unique
+from askew.report.runs import unique
 from askew.report.tables import NONE, Grid, cell
 from askew.train.record import Record
 
@@ -20,10 +21,11 @@ def present(experiment: Experiment, records: Sequence[Record]) -> Presentation:
     """Tables, figures and verdicts of whatever has been run so far."""
     rows = rows_of(experiment, [r for r in records if r.experiment == experiment.name])
     searched = [r for r in records if r.experiment == f"{experiment.name}-search"]
-    tables = [table(experiment, rows, metric, note(experiment, rows, searched)) for metric in experiment.metrics]
+    how = chosen_how(candidates(experiment), searched, experiment.settings_from)
+    tables = [table(experiment, rows, metric, note(experiment, rows, how)) for metric in experiment.metrics]
     if experiment.steps:
         tables.append(steps_table(rows["askew", "paper"], experiment.steps))
-    tables.append(settings_table(experiment, searched))
+    tables.append(settings_table(candidates(experiment), searched))
     drawn = {f"losses-{kind}": loss_figure(rows, kind) for kind in KINDS if any_run(rows, kind)}
     drawn |= {f"accuracy-{kind}": accuracy_figure(rows, kind) for kind in KINDS if any_run(rows, kind)}
     if rows["askew", "paper"] or rows["askew-level-first", "best"]:
@@ -64,23 +66,6 @@ def made(rows: Rows) -> str:
     return ", " + " and ".join(f"{epochs} epochs, batch {batch}" for epochs, batch in found) if found else ""
 
 
-def settings_table(experiment: Experiment, searched: Sequence[Record]) -> Grid:
-    """Every setting that ran or was tried, and what the search found."""
-    lines, methods = [], []
-    for c in experiment.contenders:
-        lines.append((c.label, words(c.paper), f"paper's schedule ({c.origin('paper')})", NONE))
-        for tried in c.search.tried:
-            own = [r for r in searched if r.config["key"] == search_key(c.method, tried)]
-            used = "best schedule" if tried == c.search.winner else ""
-            lines.append(("", words(tried), used, cell(stat(summary_values(own, "accuracy")), 2)))
-        methods += [c.method] * (1 + len(c.search.tried))
-    held = ", ".join(map(str, unique(r.config["holdout"] for r in searched)))
-    found = f"Held-out: accuracy (%) on {held} training images left out of one run." if held else "No search was run."
-    return Grid(
-        ("method", "settings", "used at", "held-out"),
-        tuple(lines),
-        "Settings and the search",
-        "In brackets: settings of the paper's text; tuned, where it has none; ours. What is not named is the method's "
-        f"default. {found}",
-        tuple(methods),
-    )
+def candidates(experiment: Experiment) -> list[Candidate]:
+    """The methods as the search knows them."""
+    return [Candidate(c.label, c.method, c.method, c.paper, c.origin("paper"), c.search) for c in experiment.contenders]

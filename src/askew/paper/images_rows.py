@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from askew.paper.images_common import KINDS, Experiment, Kind, Settings, flat
 from askew.report.runs import Stat, stat, summary_values, unique
+from askew.train.grid import MACHINE, WATCHED
 from askew.train.record import Record
 
 Rows = dict[tuple[str, Kind], list[Record]]
@@ -35,7 +36,7 @@ def check(records: Sequence[Record], settings: Settings) -> None:
                 f"record {record.name} has {other[0]} {known.get(other[0])!r}, its row now has "
                 f"{flat(settings)[other[0]]!r}: run it again (remove the record first)"
             )
-    apart = {"seed", "bf16", "device"}
+    apart = {"seed"} | MACHINE | WATCHED
     if len(unique({k: v for k, v in r.config.items() if k not in apart} for r in records)) > 1:
         raise ValueError(f"records of {records[0].method} have different settings; keep one kind and remove the others")
 

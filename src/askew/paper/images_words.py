@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from askew.paper.images_common import OURS, Experiment, Kind
 from askew.paper.images_rows import Rows, gap, score_of
@@ -25,39 +26,40 @@ NAMES = {
 def lead(experiment: Experiment, rows: Rows) -> str:
     """What is compared, in a paragraph."""
     done = sum(map(len, rows.values()))
-    nets = unique(NAMES[r.config["model"]] + (f", {s} stem" if (s := r.config.get("stem")) else "") for r in _all(rows))
+    nets = net_words([r.config for r in _all(rows)])
     left = unique(layer for r in _all(rows) for layer in r.config["skip"])
     return (
-        f"The same net ({', '.join(nets) or 'not run yet'}; no biases, BatchNorm without affine) in full precision and "
+        f"The same net ({nets}; no biases, BatchNorm without affine) in full precision and "
         f"with weights of -1 and +1, trained by {len(experiment.contenders) - 1} methods with Adam, for each seed from "
         f"the same initial weights{'; in full precision stays ' + ', '.join(left) if left else ''}. {done} runs so far."
     )
 
 
-def note(experiment: Experiment, rows: Rows, searched: Sequence[Record]) -> str:
-    """What the numbers mean and how the best settings were found."""
+def note(experiment: Experiment, rows: Rows, how: str) -> str:
+    """What the numbers mean and how the settings of the best schedule were chosen."""
     some = [r.config for own in rows.values() for r in own]
-    data = unique((c["train_set"], c["train_images"], c["test_images"]) for c in some)
-    shown = "; ".join(f"{NAMES.get(name, name)}, {n:,} training and {m:,} test images" for name, n, m in data)
+    shown = data_words(some)
     tried = "; ".join(f"{c.label} {len(c.search.tried)}" for c in experiment.contenders)
     return (
         f"{shown + '. ' if shown else ''}After the last epoch, weights on their levels (not full precision's) and "
         "BatchNorm re-estimated on training images; mean ± sample standard deviation over n seeds (the paper: best "
         "epoch). Gap: full precision at the same kind of schedule minus this. Paper's schedule: learning rate halved "
         "at 20% and 40% of the run. Best schedule: cosine, settings "
-        f"{searched_how(experiment, searched)}; how many were tried: {tried}."
+        f"{how}; how many a search has: {tried}."
     )
 
 
-def searched_how(experiment: Experiment, searched: Sequence[Record]) -> str:
-    """How the settings of the best schedule were chosen, as far as records show it."""
-    if not searched:
-        return experiment.settings_from
-    held = ", ".join(map(str, unique(r.config["holdout"] for r in searched)))
-    methods = {r.config["method"] for r in searched}
-    others = [c.label for c in experiment.contenders if c.method not in methods]
-    rest = f" ({', '.join(others)}: {experiment.settings_from})" if others else ""
-    return f"chosen by one run each on {held} held-out training images{rest}"
+def data_words(configs: Sequence[Mapping[str, Any]]) -> str:
+    """The data sets of runs by name, with their sizes."""
+    data = unique((c["train_set"], c["train_images"], c["test_images"]) for c in configs)
+    return "; ".join(f"{NAMES.get(name, name)}, {n:,} training and {m:,} test images" for name, n, m in data)
+
+
+def net_words(configs: Sequence[Mapping[str, Any]]) -> str:
+    """The nets of runs by name."""
+    names = unique((c["model"], c.get("stem")) for c in configs)
+    shown = [f"{NAMES.get(model, model)}{f', {stem} stem' if stem else ''}" for model, stem in names]
+    return "; ".join(shown) or "not run yet"
 
 
 def verdicts(experiment: Experiment, rows: Rows) -> list[str]:

@@ -66,7 +66,10 @@ class Row:
 
 @dataclass(frozen=True)
 class LowBit:
-    """A table: its data and net, its rows, its two schedules, values from the literature."""
+    """A table: its data and net, its rows, its two schedules, values from the literature.
+
+    settings_from: where the settings of the best schedule come from as long as no search has been recorded.
+    """
 
     name: str
     title: str
@@ -75,6 +78,7 @@ class LowBit:
     kinds: Mapping[Kind, Settings]
     schedule: str
     literature: Mapping[str, str] = field(default_factory=dict)
+    settings_from: str = "chosen without a recorded search"
 
     @property
     def experiment(self) -> Experiment:

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from askew.core import uniform
-from askew.paper.images_common import KINDS, Kind, search_key, words
+from askew.paper.images_common import KINDS, MISSING, Kind
 from askew.paper.low_bit import LowBit, Row
 from askew.paper.low_bit_words import FULL, Runs, gap, lead, note, runs_of, score, verdicts
 from askew.paper.present import Presentation
+from askew.paper.search_report import Candidate, chosen_how, settings_table
 from askew.report import image_figures
-from askew.report.runs import stat, summary_values, unique
+from askew.report.runs import unique
 from askew.report.tables import NONE, Grid, cell
 from askew.train.record import Record
-
-MISSING = "not run"
 
 
 def present(table: LowBit, records: Sequence[Record]) -> Presentation:
     """Tables, figures and verdicts of whatever has been run so far."""
     runs = runs_of(table, [r for r in records if r.experiment == table.name])
     searched = [r for r in records if r.experiment == f"{table.name}-search"]
-    grids = [main_table(table, runs), settings_table(table, searched)]
+    rows = candidates(table)
+    how = chosen_how(rows, searched, table.settings_from)
+    grids = [main_table(table, runs, how), settings_table(rows, searched)]
     drawn = {f"accuracy-{w}": curves(table, runs, w) for w in unique(r.widths for r in table.rows) if any_run(runs, w)}
     return Presentation(table.title, lead(table, runs), grids, drawn, verdicts(table, runs))
 
@@ -35,7 +36,7 @@ def level_count(table: LowBit, row: Row, kind: Kind) -> str:
     return "2" if bits == 1 else str(len(uniform(bits, settings.get("form", "int"))))  # pyright: ignore
 
 
-def main_table(table: LowBit, runs: Runs) -> Grid:
+def main_table(table: LowBit, runs: Runs, how: str) -> Grid:
     """The paper's value beside ours at both kinds of schedule: levels, accuracy, gap to full precision, n."""
     lines, keys = [], []
     for row in table.rows:
@@ -51,7 +52,7 @@ def main_table(table: LowBit, runs: Runs) -> Grid:
     heads = ["method", "paper"]
     for name in ("ours, paper's schedule", "ours, best schedule"):
         heads += ["levels", name, "gap", "n"]
-    return Grid(tuple(heads), tuple(lines), f"test accuracy (%){made(runs)}", note(table, runs), tuple(keys))
+    return Grid(tuple(heads), tuple(lines), f"Test accuracy (%){made(runs)}", note(table, runs, how), tuple(keys))
 
 
 def made(runs: Runs) -> str:
@@ -73,22 +74,10 @@ def curves(table: LowBit, runs: Runs, widths: str) -> tuple[image_figures.Figure
             groups.setdefault(row.method, found)
     figure = image_figures.epoch_curves(groups, "accuracy", "test accuracy (%), snapped", later=True)
     bits = widths.upper().replace("A", "/A")
-    return figure, f"{bits}: accuracy of the snapped net by epoch, mean over seeds with its range."
+    where = "at each row's best schedule where that was run, else at the paper's"
+    return figure, f"{bits}: accuracy of the snapped net by epoch, {where}; mean over seeds with its range."
 
 
-def settings_table(table: LowBit, searched: Sequence[Record]) -> Grid:
-    """Every setting that ran or was tried, and what the search found."""
-    lines, methods = [], []
-    for row in table.rows:
-        before = len(lines)
-        if row.paper is not None:
-            lines.append((row.label, words(row.paper), f"paper's schedule ({row.origin('paper')})", NONE))
-        for tried in row.search.tried if row.search else ():
-            own = [r for r in searched if r.config["key"] == search_key(row.key, tried)]
-            used = "best schedule" if row.search and tried == row.search.winner else ""
-            lines.append((row.label, words(tried), used, cell(stat(summary_values(own, "accuracy")), 2)))
-        methods += [row.method] * (len(lines) - before)
-    held = ", ".join(map(str, unique(r.config["holdout"] for r in searched)))
-    found = f"Held-out: accuracy (%) on {held} training images left out of one run." if held else "No search was run."
-    heads = ("method", "settings", "used at", "held-out")
-    return Grid(heads, tuple(lines), "Settings and the search", found, tuple(methods))
+def candidates(table: LowBit) -> list[Candidate]:
+    """The rows as the search knows them."""
+    return [Candidate(r.label, r.method, r.key, r.paper, r.origin("paper"), r.search) for r in table.rows]

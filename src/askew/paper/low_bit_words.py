@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from askew.paper.images_common import KINDS, Kind
 from askew.paper.images_rows import check
+from askew.paper.images_words import data_words, net_words
 from askew.paper.low_bit import LowBit
 from askew.report.runs import Stat, stat, summary_values, unique
 from askew.train.record import Record
@@ -39,27 +40,24 @@ def gap(runs: Runs, key: str, kind: Kind) -> float | None:
     return full.mean - own.mean if full and own and key != FULL else None
 
 
-def note(table: LowBit, runs: Runs) -> str:
-    """What the numbers mean."""
-    some = [r.config for own in runs.values() for r in own]
-    data = unique((c["train_set"], c["train_images"], c["test_images"]) for c in some)
-    shown = "; ".join(f"{name}, {n:,} training and {m:,} test images" for name, n, m in data)
+def note(table: LowBit, runs: Runs, how: str) -> str:
+    """What the numbers mean and how the settings of the best schedule were chosen."""
+    shown = data_words([r.config for own in runs.values() for r in own])
     starred = " *: from the literature, as the paper prints it; not run here." if table.literature else ""
     return (
         f"{shown + '. ' if shown else ''}After the last epoch, weights on their levels, BatchNorm and activation "
         "scales re-estimated on training images; mean ± sample standard deviation over n seeds (the paper prints its "
         "best epoch). Levels: of one weight. Gap: full precision at the same kind of schedule minus this. Paper's "
-        f"schedule: {table.schedule}. Best schedule: cosine, settings from the search below.{starred}"
+        f"schedule: {table.schedule}. Best schedule: cosine, settings {how}.{starred}"
     )
 
 
 def lead(table: LowBit, runs: Runs) -> str:
     """What is compared, in a paragraph."""
     some = [r.config for own in runs.values() for r in own]
-    nets = unique(c["model"] + (f", {stem} stem" if (stem := c.get("stem")) else "") for c in some)
     left = ", ".join(unique(layer for c in some for layer in c["skip"]))
     return (
-        f"The same net ({', '.join(nets) or 'not run yet'}; no biases, BatchNorm without affine) at several widths of "
+        f"The same net ({net_words(some)}; no biases, BatchNorm without affine) at several widths of "
         "weights (W) and activations (A), trained with Adam, for each seed from the same initial weights"
         f"{'; in full precision stays ' + left if left else ''}. {len(some)} runs so far."
     )
@@ -78,7 +76,8 @@ def _verdict(table: LowBit, runs: Runs, widths: str) -> list[str]:
     mean, key, label = max(ours)
     below = gap(runs, key, "best")
     place = "" if below is None else f", {abs(below):.2f} points {'below' if below >= 0 else 'above'} full precision"
-    text = f"{label} scores {mean:.2f}% at its best schedule{place}."
+    picked = f" (the highest of {len(ours)} forms of level-first here)" if len(ours) > 1 else ""
+    text = f"{label} scores {mean:.2f}%{picked} at its best schedule{place}."
     found = [(row, score(runs, row.key, kind)) for row in here if not row.ours for kind in KINDS]
     ahead = [(mean - own.mean, row.label) for row, own in found if own]
     if ahead:

@@ -28,10 +28,14 @@ class Presentation:
 
 
 def show(presentation: Presentation, console: Console) -> None:
-    """Tables and verdicts in the terminal."""
+    """Tables and verdicts in the terminal; a table that is too wide for it is cut, and says so."""
     for grid in presentation.tables:
+        table = grid.rich()
         console.print()
-        console.print(grid.rich())
+        console.print(table)
+        needed = console.measure(table, options=console.options.update(max_width=1000)).minimum
+        if needed > console.width:
+            console.print(f"(cut: {needed} columns are needed, this terminal has {console.width}; table.md has it all)")
     console.print()
     for line in presentation.verdicts:
         console.print(line, highlight=False)

@@ -72,7 +72,7 @@ def at_kind(rows: Rows, kind: Kind) -> dict[str, list[Record]]:
 def loss_figure(rows: Rows, kind: Kind) -> Drawn:
     """Training loss by epoch; at the paper's schedule with its marks."""
     shown = marks(rows["askew", "paper"]) if kind == "paper" else {}
-    text = "; dotted: epochs 50, 65, 90 of the paper's form and its epsilon there" if shown else ""
+    text = "; dotted: 50, 65 and 90% of the run and epsilon of the paper's form there" if shown else ""
     return (
         image_figures.epoch_curves(at_kind(rows, kind), "epoch_loss", "training loss (epoch mean)", shown),
         f"Training loss at {_name(kind)}, mean over seeds with its range{text}.",
@@ -92,7 +92,7 @@ def histogram_figure(rows: Rows) -> Drawn:
     shown = {"askew": rows["askew", "paper"], "askew-level-first": rows["askew-level-first", "best"]}
     return (
         image_figures.histogram_rows({method: own for method, own in shown.items() if own}),
-        "Weights at epochs 20, 39, 55, 99 and at the end: the first layer (as in the paper) and all layers.",
+        "Weights at 20, 39, 55 and 99% of the run and at its end: the first layer (as in the paper) and all layers.",
     )
 
 

@@ -66,7 +66,8 @@ def histogram_rows(groups: Groups) -> Figure:
                 _panel(axes, method, *found[epoch])
             axes.set_title(f"epoch {epoch}", fontsize=8, pad=2)
         line[0].set_ylabel(look(method).label, fontsize=8)
-    grid[0][0].legend(handlelength=1.2, fontsize=6, loc="upper center")
+    known = next(axes for line in grid for axes in line if axes.get_legend_handles_labels()[0])
+    figure.legend(*known.get_legend_handles_labels(), handlelength=1.2, fontsize=7, loc="outside upper right", ncols=2)
     figure.supxlabel("weight (level units)", fontsize=9)
     figure.supylabel("share of weights (%), log scale", fontsize=9)
     return figure

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from types import TracebackType
 
 from rich.console import Console
@@ -143,8 +145,18 @@ class GridBars:
             self._show(name, part, status)
 
     def _show(self, name: str, part: float, status: Status) -> None:
+        if self._short:
+            status = replace(status, value=None, feasible=None)
         numbers = describe(status, self._short)
         if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(escape(name), total=1, numbers="", colour="default")
+            label = escape(name.removeprefix(_shared(self._parts)))
+            self._tasks[name] = self._progress.add_task(label, total=1, numbers="", colour="default")
             self._progress.reset(self._tasks[name], completed=part)  # pyright: ignore[reportArgumentType]
         self._progress.update(self._tasks[name], completed=part, numbers=numbers)
+
+
+def _shared(names: Iterable[str]) -> str:
+    """The words between dashes that all names (of two runs or more) begin with: they tell nothing apart."""
+    known = [name.split("-") for name in names]
+    same = takewhile(lambda words: len(set(words)) == 1, zip(*known, strict=False)) if len(known) > 1 else ()
+    return "".join(f"{words[0]}-" for words in same)

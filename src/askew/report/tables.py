@@ -21,7 +21,7 @@ NONE = "–"
 class Grid:
     """A table as text: the first column names the rows, the others hold numbers; `keys` are the rows' methods.
 
-    The last `totals` rows sum up the others.
+    The last `totals` rows sum up the others. text_columns: so many of the first columns hold words, not numbers.
     """
 
     heads: tuple[str, ...]
@@ -30,6 +30,7 @@ class Grid:
     note: str = ""
     keys: tuple[str, ...] = ()
     totals: int = 0
+    text_columns: int = 1
 
     def __post_init__(self) -> None:
         wrong = [row for row in self.rows if len(row) != len(self.heads)]
@@ -52,16 +53,17 @@ class Grid:
             folded = "\n".join(textwrap.wrap(head, max(1, width)))  # headings wrap between words, numbers do not
             out.add_column(
                 Text(folded),
-                justify="right" if i else "left",
-                no_wrap=i > 0,
-                min_width=width if i else 8,
+                justify="left" if i < self.text_columns else "right",
+                no_wrap=i >= self.text_columns,
+                min_width=8 if i < self.text_columns else width,
                 overflow="fold",
             )
         for i, row in enumerate(self.rows):
             if self.totals and i == len(self.rows) - self.totals:
                 out.add_section()
             key = self.keys[i] if i < len(self.keys) else None
-            first = Text(row[0], style=look(key).colour if key else "")
+            again = self.text_columns > 1 and i > 0 and row[0] == self.rows[i - 1][0]  # what is said once will do
+            first = Text("" if again else row[0], style=look(key).colour if key else "")
             out.add_row(first, *(Text(cell) for cell in row[1:]))
         return out
 
@@ -71,7 +73,7 @@ class Grid:
         def line(cells: Sequence[str]) -> str:
             return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
-        rule = "|" + "|".join(["---"] + ["---:"] * (len(self.heads) - 1)) + "|"
+        rule = "|" + "|".join(["---"] * self.text_columns + ["---:"] * (len(self.heads) - self.text_columns)) + "|"
         text = "\n".join([line(self.heads), rule, *(line(row) for row in self.rows)]) + "\n"
         return f"{text}\n{self.note}\n" if self.note else text
 
@@ -139,20 +141,26 @@ def diagnosis(run: Run, at: int = -1) -> Grid:
     active = "active" if look_at["kind"] == "epsilon" else "captured"
     heads = ("layer", "weights", feasible, active, "mean distance", "largest", "flips", "KKT residual")
     rows = [*look_at["layers"], look_at["overall"]]
+    stands = f": {symbol} {look_at['value']:.3g}"
+    if run.config.get("annealing", ...) is None:  # a rival: there is no constraint to be on the right side of
+        rows = [row | {"feasible": None, "active": None, "kkt": None} for row in rows]
+        stands = ""
     return Grid(
         heads,
         tuple(_diagnosis_row(row) for row in rows),
-        title=f"{look(run.method).label}, seed {run.seed}, epoch {series['step'][at]}: {symbol} {look_at['value']:.3g}",
+        title=f"{look(run.method).label}, seed {run.seed}, epoch {series['step'][at]}{stands}",
         totals=1,
     )
 
 
 def _diagnosis_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    layer = str(row["name"]).removesuffix(".weight")
+
     def show(value: float | None, pattern: str, factor: float = 1.0) -> str:
         return NONE if value is None else format(factor * value, pattern)
 
     return (
-        str(row["name"]),
+        row["name"] if layer.isdigit() else layer,  # a bare number would not look like a name
         f"{row['size']:,}",
         *(show(row[key], ".2f", 100) + ("%" if row[key] is not None else "") for key in ("feasible", "active")),
         show(row["distance_mean"], ".4f"),

@@ -38,11 +38,13 @@ def reestimate_batchnorm(model: nn.Module, batches: Iterable[Batch]) -> None:
         layer.reset_running_stats()
         layer.momentum = None  # a cumulative average
     model.train()
-    for x, _ in batches:
-        model(x)
-    for layer, momentum in zip(layers, momenta, strict=True):
-        layer.momentum = momentum
-    model.train(training)
+    try:
+        for x, _ in batches:
+            model(x)
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+        model.train(training)
 
 
 @torch.no_grad()

@@ -26,8 +26,17 @@ class GridError(RuntimeError):
 
     def __init__(self, failures: Mapping[str, Failure], total: int) -> None:
         self.failures = dict(failures)
-        reasons = "; ".join(f"{name}: {failure.reason}" for name, failure in self.failures.items())
+        reasons = "; ".join(_together(self.failures))
         super().__init__(f"{len(self.failures)} of {total} runs failed ({reasons}); start again to go on with them")
+
+
+def _together(failures: Mapping[str, Failure]) -> list[str]:
+    """Each reason once, with the runs that failed for it."""
+    names: dict[str, list[str]] = {}
+    for name, failure in failures.items():
+        names.setdefault(failure.reason, []).append(name)
+    more = {reason: f" and {len(own) - 1} more" if len(own) > 1 else "" for reason, own in names.items()}
+    return [f"{own[0]}{more[reason]}: {reason}" for reason, own in names.items()]
 
 
 class Engine(Protocol):

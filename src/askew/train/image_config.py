@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -16,12 +15,14 @@ from askew.models.resnet import Stem
 from askew.nn.straight_through import SignGradient
 from askew.train import low_bit
 from askew.train.config import Schedule, TrainConfig
+from askew.train.distributed import launched
 from askew.train.low_bit import Form
 from askew.train.recipes import DATASETS, OTHER, RECIPES, SHAPES, USERS, WIDTH, By, DataDefaults, Dataset, Recipe
 from askew.train.record import plain
 
 HISTOGRAMS = (0.2, 0.39, 0.55, 0.99, 1.0)  # parts of the run; of 100 epochs, the paper's 20, 39, 55, 99 and the end
 RECIPE_FIELDS = tuple(f.name for f in fields(Recipe))
+OF_IMAGENET = ("resize", "crop", "val_map", "workers")  # settings that only ImageNet has
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class ImageTraining:
     score_every: int = 5
     """Epochs from one scoring of the snapped net to the next."""
     keep_every: int = 10
-    """Epochs from one checkpoint to the next."""
+    """Epochs from one checkpoint to the next (an epoch that ends two minutes after the last one is kept too)."""
     keep_best: bool = True
     """Keep the best scored net as well as the last one."""
     images: int | None = None
@@ -160,16 +161,22 @@ class ImageTraining:
             raise ValueError(f"no stem named {self.stem!r}; known: {', '.join(get_args(Stem))}")
         if self.dataset == "imagenet" and (self.pad or self.holdout):
             raise ValueError("pad and holdout are for CIFAR-10 and TinyImageNet")
+        for setting in fields(self):
+            given = getattr(self, setting.name) != setting.default
+            if setting.name in OF_IMAGENET and given and self.dataset != "imagenet":
+                raise ValueError(f"{setting.name} is a setting of imagenet; {self.dataset} has none")
 
     def _check_options(self) -> None:
-        if not self.recipe.options:
-            return
         if self.recipe.annealing(self.method) is not None:
-            raise ValueError(f"{self.method} has no options but alpha, start, end, power, by and K")
+            if self.recipe.options:
+                raise ValueError(f"{self.method} has no options but alpha, start, end, power, by and K")
+            return
         try:
-            method(self.method, **self.recipe.options)
+            made = method(self.method, **self.recipe.options)
         except TypeError as error:
             raise ValueError(f"options of {self.method}: {error}") from error
+        if self.per is not None and low_bit.scale(self, made) == "none":
+            raise ValueError(f"per: {self.method} finds its own levels for each tensor; parq-fixed takes a scale")
 
     @property
     def recipe(self) -> Recipe:
@@ -194,8 +201,9 @@ class ImageTraining:
 
     @property
     def width_name(self) -> str:
-        """Bits of weights and activations: 1bit, w4a4."""
-        return f"{self.bits}bit" if self.activation_bits is None else f"w{self.bits}a{self.activation_bits}"
+        """Bits of weights and activations: 1bit, w4a4, 32bit in full precision."""
+        bits = 32 if self.method == "full-precision" else self.bits
+        return f"{bits}bit" if self.activation_bits is None else f"w{bits}a{self.activation_bits}"
 
     @property
     def padding(self) -> int:
@@ -234,8 +242,7 @@ class ImageTraining:
     def takes_static_steps(self) -> bool:
         if self.static is not None:
             return self.static
-        alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
-        return self.where.type == "cuda" and self.dataset != "imagenet" and alone
+        return self.where.type == "cuda" and self.dataset != "imagenet" and not launched()
 
     @property
     def where(self) -> torch.device:

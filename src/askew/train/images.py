@@ -25,6 +25,8 @@ from askew.train.record import Record, writable_folder
 from askew.train.source import Shelf, Source, image_sources
 from askew.train.worker_source import imagenet_sources
 
+KEEP_SECONDS = 120.0  # an epoch that ends so long after the last checkpoint is kept as well
+
 
 def kept_images(config: ImageTraining, shelf: Shelf) -> Splits:
     """load_images, from the shelf if the last run in this process had the same."""
@@ -163,6 +165,12 @@ def _train(config: ImageTraining, on_status: OnStatus | None, world: World, shel
     if started is not None:
         record.extra["init"] = started
     scheduler = settings.scheduler(optimizer, train.images)
-    keeper = Keeper(folder, every_epochs=config.keep_every, tensorboard=config.tensorboard, keep_best=config.keep_best)
+    keeper = Keeper(
+        folder,
+        every_epochs=config.keep_every,
+        every_seconds=KEEP_SECONDS,
+        tensorboard=config.tensorboard,
+        keep_best=config.keep_best,
+    )
     record = fit(net, optimizer, scheduler, train, test, settings, record, on_status, keeper)
     return record, record.save(records) if world.first else records / f"{record.name}.json"

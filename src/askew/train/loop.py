@@ -37,12 +37,14 @@ UNFINISHED = "losses_of_this_epoch"  # in record.extra while an epoch is under w
 class Keeper:
     """Where and how often a run is kept: last.pt every so many epochs (and steps), best.pt by accuracy.
 
+    every_seconds: at the end of an epoch also when so much time has passed since the last one.
     tensorboard: write the record's curves and histograms to folder/tensorboard too, as event files.
     """
 
     folder: Path
     every_epochs: int = 1
     every_steps: int | None = None
+    every_seconds: float | None = None
     tensorboard: bool = False
     keep_best: bool = True
 
@@ -130,7 +132,7 @@ class _Run:
         self.total = config.epochs * self.steps_per_epoch
         self.position = Position(0, 0)
         self.pending: list[Tensor] = []  # losses of the last steps, still on the device
-        self.clock = time.perf_counter()
+        self.clock = self.kept = time.perf_counter()
         self.diagnosis: Diagnosis | None = None
         self.mean_loss: float | None = None  # of the last epoch, or of the last steps in an epoch that takes long
         self.last_read: float | None = None
@@ -207,8 +209,15 @@ class _Run:
         self.look(epoch + 1)
         self.position = Position(epoch + 1, 0)
         self.spent("look_seconds")
-        if self.keeper and ((epoch + 1) % self.keeper.every_epochs == 0 or epoch + 1 == self.config.epochs):
+        if self.keeper and self.due(epoch + 1, self.keeper):
             self.keep(self.keeper.last)
+            self.kept = time.perf_counter()
+
+    def due(self, epoch: int, keeper: Keeper) -> bool:
+        """Whether to keep the run after this epoch; a process decides alone, for the first one alone writes."""
+        waited = time.perf_counter() - self.kept
+        late = keeper.every_seconds is not None and waited >= keeper.every_seconds
+        return late or epoch % keeper.every_epochs == 0 or epoch == self.config.epochs
 
     def log_step(self, step: int) -> None:
         if step % self.config.log_every == 0:

@@ -34,6 +34,8 @@ def check(config: ImageTraining) -> None:
     for name in ("form", "per"):
         if config.bits == 1 and getattr(config, name) is not None:
             raise ValueError(f"{name} is a setting of 2 to 8 bits; weights of one bit are -1 and +1 without a scale")
+    if config.method == "full-precision" and (config.bits != 1 or config.form is not None or config.per is not None):
+        raise ValueError("bits, form and per are of weights on levels; full-precision has none: leave them out")
     if config.sign_gradient is not None and config.activation_bits != 1:
         raise ValueError("sign_gradient is a setting of one-bit activations")
 

@@ -1,0 +1,85 @@
+"""The search behind the best schedule, as its records show it: the table of settings, and how they were chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from askew.paper.images_common import Search, Settings, search_key, words
+from askew.report.runs import Stat, stat, summary_values, unique
+from askew.report.tables import NONE, Grid, cell
+from askew.train.record import Record
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A row of a table: its settings at the paper's schedule, their origin, its search; key: of its search records."""
+
+    label: str
+    method: str
+    key: str
+    paper: Settings | None
+    origin: str
+    search: Search | None
+
+    def held_out(self, tried: Settings, searched: Sequence[Record]) -> Stat | None:
+        """The held-out accuracy of a setting; None if it was not tried."""
+        own = [r for r in searched if r.config["key"] == search_key(self.key, tried)]
+        return stat(summary_values(own, "accuracy"))
+
+    def scores(self, searched: Sequence[Record]) -> list[float]:
+        """Of all settings that were tried."""
+        found = [self.held_out(tried, searched) for tried in (self.search.tried if self.search else ())]
+        return [one.mean for one in found if one]
+
+    def overruled(self, searched: Sequence[Record]) -> str:
+        """Words for a setting in use that is not the best of those tried; nothing if it is, or if none was tried."""
+        scores = self.scores(searched)
+        if self.search is None or not scores:
+            return ""
+        used = self.held_out(self.search.winner, searched)
+        if used is None:
+            return f"{self.label} (the one in use was not tried)"
+        return f"{self.label} ({used.mean:.2f} against {max(scores):.2f})" if used.mean < max(scores) else ""
+
+
+def chosen_how(candidates: Sequence[Candidate], searched: Sequence[Record], otherwise: str) -> str:
+    """How the settings of the best schedule were chosen, as far as records show it; `otherwise`: where they do not."""
+    if not searched:
+        return otherwise
+    others = [c.label for c in candidates if c.search and not c.scores(searched)]
+    rest = f" ({', '.join(others)}: {otherwise})" if others else ""
+    overruled = [text for c in candidates if (text := c.overruled(searched))]
+    kept = f"; not the best found there: {', '.join(overruled)}" if overruled else ""
+    return f"chosen by one run each on {_held(searched)} held-out training images{rest}{kept}"
+
+
+def settings_table(candidates: Sequence[Candidate], searched: Sequence[Record]) -> Grid:
+    """Every setting that ran or was tried, and what the search found."""
+    lines, methods = [], []
+    for c in candidates:
+        before = len(lines)
+        if c.paper is not None:
+            lines.append((c.label, words(c.paper), f"paper's schedule ({c.origin})", NONE))
+        for tried in c.search.tried if c.search else ():
+            used = "best schedule" if c.search and tried == c.search.winner else ""
+            lines.append((c.label, words(tried), used, cell(c.held_out(tried, searched), 2)))
+        methods += [c.method] * (len(lines) - before)
+    found = (
+        f"Held-out: accuracy (%) on {_held(searched)} training images left out of one run."
+        if searched
+        else "No search was run."
+    )
+    return Grid(
+        ("method", "settings", "used at", "held-out"),
+        tuple(lines),
+        "Settings and the search",
+        "In brackets: settings of the paper's text; tuned: set here for a rival, where the text has none, without a "
+        f"search of its own at that schedule; ours. What is not named is the method's default. {found}",
+        tuple(methods),
+        text_columns=3,
+    )
+
+
+def _held(searched: Sequence[Record]) -> str:
+    return ", ".join(map(str, unique(r.config["holdout"] for r in searched)))

@@ -1,0 +1,51 @@
+"""The search as its records show it: what was tried, what is in use, and whether the one is the best of the other."""
+
+from __future__ import annotations
+
+from askew.paper.images_common import Search, search_key
+from askew.paper.search_report import Candidate, chosen_how, settings_table
+from askew.train.record import Record
+
+TRIED = ({"lr": 0.01}, {"lr": 0.03})
+
+
+def candidate(chosen: int = 0, method: str = "luq") -> Candidate:
+    return Candidate(method.upper(), method, method, {"lr": 0.06}, "tuned", Search(TRIED, chosen))
+
+
+def tried(settings: dict[str, float], accuracy: float, method: str = "luq") -> Record:
+    config = {"key": search_key(method, settings), "holdout": 500}
+    return Record("made-up-search", method, config, 0, summary={"accuracy": accuracy}, environment={})
+
+
+FOUND = [tried(TRIED[0], 50.0), tried(TRIED[1], 60.0)]
+
+
+def test_without_records_nothing_is_said_to_be_searched() -> None:
+    assert chosen_how([candidate()], [], "by hand") == "by hand"
+    grid = settings_table([candidate()], [])
+    assert "No search was run." in grid.note and {row[3] for row in grid.rows} == {"–"}
+
+
+def test_the_best_of_the_search_is_simply_chosen() -> None:
+    assert chosen_how([candidate(1)], FOUND, "by hand") == "chosen by one run each on 500 held-out training images"
+    rows = settings_table([candidate(1)], FOUND).rows
+    assert rows == (
+        ("LUQ", "lr 0.06", "paper's schedule (tuned)", "–"),
+        ("LUQ", "lr 0.01", "", "50.00"),
+        ("LUQ", "lr 0.03", "best schedule", "60.00"),
+    )
+
+
+def test_a_setting_in_use_that_lost_the_search_is_named() -> None:
+    assert chosen_how([candidate(0)], FOUND, "by hand").endswith("not the best found there: LUQ (50.00 against 60.00)")
+    assert "LUQ (the one in use was not tried)" in chosen_how([candidate(0)], FOUND[1:], "by hand")
+
+
+def test_methods_without_a_search_are_named() -> None:
+    how = chosen_how([candidate(1), candidate(method="lsq")], FOUND, "by hand")
+    assert how == "chosen by one run each on 500 held-out training images (LSQ: by hand)"
+
+
+def test_words_stand_left_and_numbers_right() -> None:
+    assert settings_table([candidate()], []).markdown().splitlines()[1] == "|---|---|---|---:|"

@@ -127,6 +127,8 @@ def ship(config: Export, console: Console) -> None:
     told = [f"{done.path}: {done.bytes:,} bytes, {done.ratio:.1f} times smaller than float32"]
     if done.onnx_bytes is not None:
         told.append(f"{config.onnx}: {done.onnx_bytes:,} bytes")
+    if done.torchao_bytes is not None:
+        told.append(f"{config.torchao}: {done.torchao_bytes:,} bytes")
     if config.data is None:
         told.append("BatchNorm as the run left it; with --data it is re-estimated at the weights that ship.")
     console.print("\n".join(told), soft_wrap=True, markup=False, highlight=False)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from askew.ship import kernels, layout, reference
-from askew.ship.border import border, limits, ones_of
 from askew.ship.geometry import Window
+from askew.ship.signs import BITS, FLOATS, SignProduct
 
 pytestmark = pytest.mark.skipif(kernels.library() is None, reason="the native library was not built")
 ISAS = ["portable", "neon", "avx2", "avx512"]
@@ -40,47 +40,64 @@ windows = st.builds(
 images = st.tuples(st.integers(1, 3), st.integers(7, 9), st.integers(5, 8), st.integers(1, 70))
 
 
+def w1a1(bits: np.ndarray, *args, threads: int = 1, **ends) -> np.ndarray:
+    return SignProduct(*args, **ends)(bits, threads)
+
+
 def one_bit_case(image: tuple[int, ...], outputs: int, window: Window, seed: int = 0):
     rng = draw(seed)
-    _, h, w, c = image
+    c = image[3]
     x = rng.integers(0, 2, image).astype(np.uint8)
     weight = rng.integers(0, 2, (outputs, window.kernel[0] * window.kernel[1], c)).astype(np.uint8)
     tiles = layout.one_bit_tiles(layout.words(weight).reshape(outputs, -1))
     flat = weight.reshape(outputs, -1)
-    return x, flat, layout.words(x), tiles, border(ones_of(flat, c, window), c, window, h, w)
+    return x, flat, layout.words(x), tiles
 
 
 @given(images, st.integers(1, 70), windows)
 def test_one_bit_convolution_is_exact_at_the_borders(image, outputs: int, window: Window) -> None:
-    x, weight, bits, tiles, edge = one_bit_case(image, outputs, window)
+    x, weight, bits, tiles = one_bit_case(image, outputs, window)
     expected = reference.one_bit(x, weight, window)
     for name in ISAS:
         with kernels.limited(name):
-            got = kernels.w1a1(bits, tiles, outputs, window, edge)
+            got = w1a1(bits, tiles, outputs, window, image[3])
         assert np.array_equal(got, expected)
 
 
 @given(images, st.integers(1, 70), windows, st.integers(0, 1000))
 def test_one_bit_thresholds_are_exact(image, outputs: int, window: Window, seed: int) -> None:
-    x, weight, bits, tiles, edge = one_bit_case(image, outputs, window, seed)
+    x, weight, bits, tiles = one_bit_case(image, outputs, window, seed)
     dots = reference.one_bit(x, weight, window)
-    t = draw(seed).integers(-9, 10, outputs)
+    t = draw(seed).integers(-9, 10, outputs).astype(np.int32)
     t[0], t[-1] = (-(2**31), 2**31 - 1)
     expected = layout.words((dots >= t).astype(np.uint8))
+    flip = layout.words(draw(seed).integers(0, 2, outputs).astype(np.uint8))
+    args = (bits, tiles, outputs, window, image[3], BITS)
     for name in ISAS:
         with kernels.limited(name):
-            got = kernels.w1a1(bits, tiles, outputs, window, limits(edge, t), kernels.BITS)
+            assert np.array_equal(w1a1(*args, threshold=t), expected)
+            assert np.array_equal(w1a1(*args, threshold=t, flip=flip), expected ^ flip)
+
+
+@given(images, st.integers(1, 70), windows, st.sampled_from([1, 3]))
+def test_signs_of_floats_are_taken_on_the_way(image, outputs: int, window: Window, threads: int) -> None:
+    x, weight, _, tiles = one_bit_case(image, outputs, window)
+    floats = np.where(x, draw().random(image), -1e-3 - draw().random(image)).astype(np.float32)
+    expected = reference.one_bit(x, weight, window)
+    for name in ISAS:
+        with kernels.limited(name):
+            got = w1a1(floats, tiles, outputs, window, image[3], threads=threads)
         assert np.array_equal(got, expected)
 
 
 @pytest.mark.parametrize(("rows", "outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_one_bit_product(isa: str, rows: int, outputs: int, inputs: int, threads: int) -> None:
-    x, weight, bits, tiles, edge = one_bit_case((rows, 1, 1, inputs), outputs, Window())
+    x, weight, bits, tiles = one_bit_case((rows, 1, 1, inputs), outputs, Window())
     dots = reference.one_bit(x, weight, Window())
-    assert np.array_equal(kernels.w1a1(bits, tiles, outputs, Window(), edge, threads=threads), dots)
+    assert np.array_equal(w1a1(bits, tiles, outputs, Window(), inputs, threads=threads), dots)
     scale, bias = draw().normal(size=(2, outputs)).astype(np.float32)
-    got = kernels.w1a1(bits, tiles, outputs, Window(), edge, kernels.FLOATS, scale, bias, 0.0, threads)
+    got = w1a1(bits, tiles, outputs, Window(), inputs, FLOATS, scale, bias, 0.0, threads=threads)
     np.testing.assert_allclose(got, reference.finish(dots, scale, bias, 0.0), rtol=1e-6, atol=1e-6)
 
 
@@ -169,10 +186,16 @@ def test_words_round_trip() -> None:
 
 
 def test_a_wrong_array_never_crosses_over() -> None:
-    x, _, bits, tiles, edge = one_bit_case((2, 5, 5, 70), 12, Window((3, 3)))
+    _, _, bits, tiles = one_bit_case((2, 5, 5, 70), 12, Window((3, 3)))
     with pytest.raises(TypeError, match="contiguous"):
-        kernels.w1a1(bits[:, ::-1], tiles, 12, Window((3, 3)), edge)
+        w1a1(bits[:, ::-1], tiles, 12, Window((3, 3)), 70)
     with pytest.raises(TypeError, match="uint64"):
-        kernels.w1a1(x, tiles, 12, Window((3, 3)), edge)
+        w1a1(bits.view(np.int64), tiles, 12, Window((3, 3)), 70)
     with pytest.raises(TypeError, match="reads"):
-        kernels.w1a1(bits, tiles[:-1], 12, Window((3, 3)), edge)
+        w1a1(bits, tiles[:-1], 12, Window((3, 3)), 70)
+    with pytest.raises(ValueError, match="70 channels got 71"):
+        w1a1(np.zeros((2, 5, 5, 71), np.float32), tiles, 12, Window((3, 3)), 70)
+    with pytest.raises(ValueError, match="scale"):
+        w1a1(bits, tiles, 12, Window((3, 3)), 70, FLOATS)
+    with pytest.raises(ValueError, match="thresholds"):
+        w1a1(bits, tiles, 12, Window((3, 3)), 70, BITS)

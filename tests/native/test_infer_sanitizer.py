@@ -18,8 +18,8 @@ import numpy as np
 from askew.ship import kernels
 kernels.load = lambda name: ctypes.CDLL(sys.argv[1])
 from askew.ship import layout, reference
-from askew.ship.border import border, limits, ones_of
 from askew.ship.geometry import Window
+from askew.ship.signs import BITS, FLOATS, SignProduct
 
 rng = np.random.default_rng(0)
 exact = lambda a: np.frombuffer(bytearray(a.tobytes()), a.dtype).reshape(a.shape)  # no slack at the end
@@ -33,16 +33,18 @@ for isa in ("portable", "avx2", "avx512"):
                 bits = rng.integers(0, 2, image).astype(np.uint8)
                 codes = rng.integers(0, 2, (outputs, k * c)).astype(np.uint8)
                 tiles = layout.one_bit_tiles(layout.words(codes.reshape(outputs, k, c)).reshape(outputs, -1))
-                edge = border(ones_of(codes, c, window), c, window, 5, 6)
                 x = exact(layout.words(bits))
+                args = (exact(tiles), outputs, window, c)
                 for threads in (1, 2):
-                    got = kernels.w1a1(x, exact(tiles), outputs, window, edge, threads=threads)
+                    got = SignProduct(*args)(x, threads)
                     assert np.array_equal(got, reference.one_bit(bits, codes, window))
-                kernels.w1a1(x, exact(tiles), outputs, window, limits(edge, np.zeros(outputs)), kernels.BITS)
-                kernels.w1a1(x, exact(tiles), outputs, window, edge, kernels.FLOATS, *ends)
+                flip = exact(layout.words(np.ones(outputs, np.uint8)))
+                SignProduct(*args, BITS, threshold=exact(np.zeros(outputs, np.int32)), flip=flip)(x)
+                SignProduct(*args, FLOATS, *map(exact, ends))(x)
                 kernels.pool_bits(x, window)
                 f = exact(rng.normal(size=image).astype(np.float32))
                 kernels.sign_pack(f)
+                SignProduct(*args)(f, 2)
                 q = exact(rng.integers(-128, 128, image).astype(np.int8))
                 for b in (1, 2, 4):
                     codes = rng.integers(0, 1 << b, (outputs, k * c))

@@ -51,6 +51,19 @@ def test_levels_and_scales_are_the_optimizers_own(levels: askew.LevelSet, scale:
         assert close(model(x).numpy(), net(x.numpy()))
 
 
+@pytest.mark.parametrize("per", ["tensor", "channel"])
+def test_scales_that_still_follow_their_weights_ship_in_few_bits(per: str) -> None:
+    """Before annealing the scale is taken from the weights; the snapped ones would give another."""
+    model = nn.Sequential(nn.Linear(20, 18)).eval()
+    groups = askew.groups(model, levels=askew.uniform(4), scale="sawb", per=per)
+    optimizer = askew.ASkew(torch.optim.Adam(groups, lr=0.01), askew.LevelFirst(), total_steps=4)
+    graph = to_graph(model, optimizer)
+    assert [n.weight.bits for n in graph.nodes if n.weight is not None] == [4]
+    x = torch.randn(9, 20)
+    with askew.snapped(optimizer), torch.no_grad():
+        assert close(model(x).numpy(), Net(graph, 1)(x.numpy()))
+
+
 def test_a_latent_method_ships_its_forward_weights() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 4)).eval()

@@ -63,6 +63,14 @@ def test_other_runs_ship_too(run: tuple[Path, Path], tmp_path: Path, options: di
     assert askew.load(done.path, 1)(torch.randn(2, 3, 32, 32).numpy()).shape == (2, 10)
 
 
+def test_a_run_goes_to_torchao(run: tuple[Path, Path], tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    cli.main(["export", str(run[0]), str(tmp_path / "net.askew"), "--torchao", str(tmp_path / "net.pt")])
+    state = torch.load(tmp_path / "net.pt", weights_only=True)
+    made = [value for value in state.values() if type(value) is not torch.Tensor]
+    assert len(made) == 1 and set(made[0].dequantize().unique().tolist()) == {-1.0, 1.0}
+
+
 def test_predict_does_not_import_torch(run: tuple[Path, Path], tmp_path: Path) -> None:
     export_run(Export(run[0], tmp_path / "net.askew"))
     np.save(tmp_path / "x.npy", np.zeros((3, 3, 32, 32), np.float32))

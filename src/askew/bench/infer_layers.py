@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from askew.bench.infer_timing import Work
 from askew.ship import kernels, layout
-from askew.ship.border import border, ones_of
 from askew.ship.geometry import Window
+from askew.ship.signs import FLOATS, SignProduct
 
 BOUND_ROUNDS = 20_000
 OUT_OF_CACHE = 160 << 20  # bytes of weights that are gone through before the first come again
@@ -54,13 +54,14 @@ def sign_product(rows: int, outputs: int, inputs: int, threads: int) -> Case:
     rng = np.random.default_rng(0)
     x, w = (rng.integers(0, 2, (n, inputs)).astype(np.uint8) for n in (rows, outputs))
     bits = layout.aligned(layout.words(x)[:, None, None])
-    tiles, edge = layout.one_bit_tiles(layout.words(w)), border(ones_of(w, inputs, Window()), inputs, Window(), 1, 1)
+    tiles = layout.one_bit_tiles(layout.words(w))
+    product = SignProduct(tiles, outputs, Window(), inputs)
     a, b = torch.randn(rows, inputs), torch.randn(outputs, inputs)
     return Case(
         f"{rows}x{outputs}x{inputs}",
         "W1A1 product",
         {
-            "askew": lambda: kernels.w1a1(bits, tiles, outputs, Window(), edge, threads=threads),
+            "askew": lambda: product(bits, threads),
             "torch fp32": lambda: functional.linear(a, b),
             "torch bf16": _bf16(functional.linear, a, b),
         },
@@ -74,13 +75,13 @@ def sign_convolution(batch: int, side: int, inside: int, outside: int, threads: 
     window = Window((3, 3), (1, 1), (1, 1))
     w = rng.integers(0, 2, (outside, 9, inside)).astype(np.uint8)
     tiles = layout.one_bit_tiles(layout.words(w).reshape(outside, -1))
-    edge = border(ones_of(w.reshape(outside, -1), inside, window), inside, window, side, side)
     x = rng.normal(size=(batch, side, side, inside)).astype(np.float32)
     scale, bias = np.ones(outside, np.float32), np.zeros(outside, np.float32)
 
+    product = SignProduct(tiles, outside, window, inside, FLOATS, scale, bias)
+
     def ours() -> np.ndarray:
-        bits = kernels.sign_pack(x, threads)
-        return kernels.w1a1(bits, tiles, outside, window, edge, kernels.FLOATS, scale, bias, threads=threads)
+        return product(x, threads)
 
     weight = torch.randn(outside, inside, 3, 3)
     a = torch.from_numpy(x).permute(0, 3, 1, 2)

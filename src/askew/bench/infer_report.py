@@ -29,13 +29,16 @@ def table(record: Record, nets: bool) -> Grid:
     last = ("file", "ONNX") if nets else ("of the bound",)
     rows = tuple((title(c), f"{1e3 * c['timings'][OURS]['seconds']:.3f}", *cells(c, rivals), *ends(c)) for c in cases)
     about, seen = record.config, record.environment
-    note = (
-        f"{seen['cpu']}, {about['threads']} threads, {about['engine']}; medians of {about['rounds']} rounds (quartiles)"
-    )
+    note = f"{seen['cpu']}, {threads(record)}, {about['engine']}; medians of {about['rounds']} rounds (quartiles)"
     if nets:
         note += "; file: bytes, and how many times smaller than float32, everything included."
     heads = ("net" if nets else "layer", "ms", *(f"x {name}" for name in rivals), *last)
     return Grid(heads, rows, title="Whole nets" if nets else "Layers", note=note)
+
+
+def threads(record: Record) -> str:
+    count = record.config["threads"]
+    return "1 thread" if count == 1 else f"{count} threads"
 
 
 def is_net(case: dict[str, Any]) -> bool:
@@ -86,7 +89,8 @@ def figure(records: Sequence[Record]) -> Figure:
             axes.annotate(f"{value:.1f}", (value, i), (3, 0), textcoords="offset points", va="center", fontsize=8)
         axes.axvline(1, color=INK, linewidth=0.8, linestyle=":")
         axes.set(xscale="log", xlim=(0.4, 2 * max(times)), xlabel="times faster than torch fp32")
-        axes.set_title(f"{record.config['threads']} threads")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_title(threads(record))
         axes.invert_yaxis()
     return drawn
 

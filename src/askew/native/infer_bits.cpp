@@ -4,7 +4,9 @@
 namespace askew {
 namespace {
 
-ASKEW_INLINE void pack_row(const float* x, i64 channels, u64* out) {
+using Pack = void (*)(const float* x, i64 channels, u64* out);
+
+void pack_row(const float* x, i64 channels, u64* out) {
     for (i64 c = 0; c < channels; c += 64) {
         u64 word = 0;
         const i64 count = least<i64>(64, channels - c);
@@ -16,9 +18,17 @@ ASKEW_INLINE void pack_row(const float* x, i64 channels, u64* out) {
 #if defined(ASKEW_X86)
 AVX512_TARGET void pack_row_avx512(const float* x, i64 channels, u64* out) {
     const __m512 zero = _mm512_setzero_ps();
-    for (i64 c = 0; c < channels; c += 64) {
+    i64 c = 0;
+    for (; c + 64 <= channels; c += 64) {
+        __mmask16 part[4];
+        UNROLLED for (int i = 0; i < 4; ++i)
+            part[i] = _mm512_cmp_ps_mask(_mm512_loadu_ps(x + c + 16 * i), zero, _CMP_GE_OQ);
+        const __mmask32 low = _mm512_kunpackw(part[1], part[0]), high = _mm512_kunpackw(part[3], part[2]);
+        out[c / 64] = _mm512_kunpackd(high, low);
+    }
+    if (c < channels) {
         u64 word = 0;
-        for (i64 i = 0; i < 64 && c + i < channels; i += 16) {
+        for (i64 i = 0; c + i < channels; i += 16) {
             const i64 left = channels - c - i;
             const __mmask16 some = static_cast<__mmask16>(left >= 16 ? 0xffff : (1u << left) - 1);
             const __m512 v = _mm512_maskz_loadu_ps(some, x + c + i);
@@ -55,28 +65,28 @@ AVX512_TARGET u64 bound_avx512(i64 rounds) {
 }
 #endif
 
+Pack pick_pack() {
+#if defined(ASKEW_X86)
+    if (isa() == AVX512) return pack_row_avx512;
+    if (isa() == AVX2) return pack_row_avx2;
+#endif
+    return pack_row;
+}
+
 }  // namespace
 }  // namespace askew
 
 // bits (rows, ceil(channels/64)) of x >= 0, x (rows, channels); bits beyond the last channel are 0.
-ASKEW_API void askew_sign_pack(const float* x, std::int64_t rows, std::int64_t channels, std::uint64_t* out,
-                               int threads) {
+ASKEW_API void askew_sign_pack(const float* x, std::int64_t rows, std::int64_t channels, void* to, int threads) {
     using namespace askew;
-    const i64 words = ceil_div(channels, 64), block = 256;
-    parallel_for(ceil_div(rows, block), threads, [&](i64 item) {
-        for (i64 r = item * block; r < least(rows, (item + 1) * block); ++r) {
-#if defined(ASKEW_X86)
-            if (isa() == AVX512) {
-                pack_row_avx512(x + r * channels, channels, out + r * words);
-                continue;
-            }
-            if (isa() == AVX2) {
-                pack_row_avx2(x + r * channels, channels, out + r * words);
-                continue;
-            }
-#endif
-            pack_row(x + r * channels, channels, out + r * words);
-        }
+    u64* out = static_cast<u64*>(to);
+    const bool whole = channels % 64 == 0;  // then all rows are one
+    const i64 length = whole ? 4096 : channels, words = ceil_div(length, 64), block = whole ? 8 : 256;
+    const i64 lines = whole ? ceil_div(rows * channels, length) : rows;
+    const Pack pack = pick_pack();
+    parallel_for(ceil_div(lines, block), threads, [&](i64 item) {
+        for (i64 r = item * block; r < least(lines, (item + 1) * block); ++r)
+            pack(x + r * length, least(length, rows * channels - r * length), out + r * words);
     });
 }
 

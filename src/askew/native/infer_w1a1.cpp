@@ -1,267 +1,155 @@
-// One-bit weights, one-bit activations: dot = sum over valid taps of C - 2 popcount(x xor w).
+// One-bit weights, one-bit activations: dot = sum over the taps inside the image of C - 2 popcount(x xor w).
 //
-// Activations: (rows, words) of 64 bits, bit 1 for +1. Weights: in tiles of 64 outputs, (words, 8 blocks, 8 outputs), the
-// last tile with as many blocks as it needs; one vector holds the same word of 8 outputs, so that no horizontal sum is
-// needed, and a tile is read from start to end. Bits beyond the last channel are 0 on both sides.
-// Zero padding is not a value of {-1, +1}: a tap outside reads as bits 0, and `base` makes up for it exactly; it holds
-// for each class of border position (row class x column class) and each output K_valid + 2 popcount(w outside).
-#include "infer_codes.h"
+// Activations: images of words of 64 bits, bit 1 for +1, read where they lie as pairs of 32 bits. Weights: in tiles of 64
+// outputs, (words of 32 bits, 4 blocks, 16 outputs), the last tile with as many blocks as it needs; a tile is read from
+// start to end. Bits beyond the last channel are 0 on both sides.
+// Zero padding is not a value of {-1, +1}: taps outside the image are left out. Output positions with the same taps
+// inside form a class and share a walk over the words; up to 4 positions of a class go through the weights together.
+#include "infer_w1a1_tiles.h"
 
 #include <vector>
+
+ASKEW_API void askew_sign_pack(const float*, std::int64_t, std::int64_t, void*, int);
 
 namespace askew {
 namespace {
 
-constexpr int ROWS = 2, BLOCKS = 8, LANES = 8, TILE = BLOCKS * LANES;
-enum Mode { INTEGERS = 0, FLOATS = 1, BITS = 2 };
+constexpr i64 BLOCK = 128;  // output positions that share one pass over the weights
 
-// counts[r][8 b + lane] = sum over words of popcount(x[r] xor w[b, lane]), for up to 2 rows and 8 blocks.
-using Tile = void (*)(const u64* x, i64 ldx, const u64* w, i64 words, i32* counts);
+// Along one axis: which taps [from, to) lie inside for each kind of position, and where the kind's positions end; the
+// kind of each position, and where its first tap inside lies.
+struct Axis {
+    std::vector<i64> from, to, end, first;
+    std::vector<i32> kind;
 
-template <int R, int B>
-void tile_portable(const u64* x, i64 ldx, const u64* w, i64 words, i32* counts) {
-    for (int r = 0; r < R; ++r)
-        for (int b = 0; b < B; ++b) {
-            i32 sum[LANES] = {};
-            for (i64 k = 0; k < words; ++k)
-                for (int lane = 0; lane < LANES; ++lane)
-                    sum[lane] += __builtin_popcountll(x[r * ldx + k] ^ w[(k * B + b) * LANES + lane]);
-            for (int lane = 0; lane < LANES; ++lane) counts[r * TILE + b * LANES + lane] = sum[lane];
-        }
-}
-
-#if defined(ASKEW_X86)
-template <int R, int B>
-AVX512_TARGET void tile_avx512(const u64* x, i64 ldx, const u64* w, i64 words, i32* counts) {
-    __m512i sum[R][B], v[B];
-    UNROLLED for (int b = 0; b < B; ++b) v[b] = _mm512_loadu_si512(w + b * LANES);
-    UNROLLED for (int r = 0; r < R; ++r) {
-        const __m512i word = _mm512_set1_epi64(static_cast<long long>(x[r * ldx]));
-        UNROLLED for (int b = 0; b < B; ++b) sum[r][b] = _mm512_popcnt_epi64(_mm512_xor_si512(word, v[b]));
-    }
-    for (i64 k = 1; k < words; ++k) {
-        UNROLLED for (int b = 0; b < B; ++b) v[b] = _mm512_loadu_si512(w + (k * B + b) * LANES);
-        UNROLLED for (int r = 0; r < R; ++r) {
-            const __m512i word = _mm512_set1_epi64(static_cast<long long>(x[r * ldx + k]));
-            UNROLLED for (int b = 0; b < B; ++b)
-                sum[r][b] = _mm512_add_epi64(sum[r][b], _mm512_popcnt_epi64(_mm512_xor_si512(word, v[b])));
+    Axis(i64 size, i64 kernel, i64 stride, i64 pad, i64 dilation, i64 out) : first(out), kind(out) {
+        for (i64 p = 0; p < out; ++p) {
+            const i64 origin = p * stride - pad;
+            i64 a = origin >= 0 ? 0 : ceil_div(-origin, dilation);
+            i64 b = origin >= size ? 0 : least<i64>(kernel, (size - 1 - origin) / dilation + 1);
+            if (a >= b) a = b = 0;
+            if (from.empty() || from.back() != a || to.back() != b) add(a, b);
+            end.back() = p + 1;
+            kind[p] = static_cast<i32>(from.size()) - 1;
+            first[p] = a < b ? origin + a * dilation : 0;
         }
     }
-    // Two blocks in one store: what reads the counts reads 16 at a time, and a store is only forwarded whole.
-    UNROLLED for (int r = 0; r < R; ++r)
-        UNROLLED for (int b = 0; b < B; b += 2) {
-            const __m256i low = _mm512_cvtepi64_epi32(sum[r][b]);
-            const __m256i high = b + 1 < B ? _mm512_cvtepi64_epi32(sum[r][b + 1 < B ? b + 1 : b]) : low;
-            _mm512_storeu_si512(counts + r * TILE + b * LANES,
-                                _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
-        }
-}
-
-// Nibble counts by pshufb, summed in bytes for up to 31 words (31 * 8 < 256), then by psadbw into the 64-bit lanes.
-template <int R, int B>
-AVX2_TARGET void tile_avx2(const u64* x, i64 ldx, const u64* w, i64 words, i32* counts) {
-    const __m256i table = _mm256_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4, 0, 1, 1, 2, 1, 2, 2, 3, 1, 2,
-                                           2, 3, 2, 3, 3, 4);
-    const __m256i low = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
-    for (int b = 0; b < B; ++b)
-        for (int half = 0; half < 2; ++half) {
-            const u64* block = w + b * LANES + half * 4;
-            __m256i sum[R];
-            for (int r = 0; r < R; ++r) sum[r] = zero;
-            for (i64 start = 0; start < words; start += 31) {
-                __m256i bytes[R];
-                for (int r = 0; r < R; ++r) bytes[r] = zero;
-                for (i64 k = start; k < least<i64>(start + 31, words); ++k) {
-                    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + k * B * LANES));
-                    for (int r = 0; r < R; ++r) {
-                        const __m256i d = _mm256_xor_si256(v, _mm256_set1_epi64x(static_cast<long long>(x[r * ldx + k])));
-                        const __m256i a = _mm256_shuffle_epi8(table, _mm256_and_si256(d, low));
-                        const __m256i c = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(d, 4), low));
-                        bytes[r] = _mm256_add_epi8(bytes[r], _mm256_add_epi8(a, c));
-                    }
-                }
-                for (int r = 0; r < R; ++r) sum[r] = _mm256_add_epi64(sum[r], _mm256_sad_epu8(bytes[r], zero));
-            }
-            for (int r = 0; r < R; ++r) {
-                u64 lanes[4];
-                _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), sum[r]);
-                for (int lane = 0; lane < 4; ++lane)
-                    counts[r * TILE + b * LANES + half * 4 + lane] = static_cast<i32>(lanes[lane]);
-            }
-        }
-}
-#endif
-
-#if defined(ASKEW_NEON)
-template <int R, int B>
-void tile_neon(const u64* x, i64 ldx, const u64* w, i64 words, i32* counts) {
-    for (int b = 0; b < B; ++b)
-        for (int pair = 0; pair < LANES / 2; ++pair) {
-            const u64* block = w + b * LANES + pair * 2;
-            uint64x2_t sum[R];
-            for (int r = 0; r < R; ++r) sum[r] = vdupq_n_u64(0);
-            for (i64 start = 0; start < words; start += 31) {
-                uint8x16_t bytes[R];
-                for (int r = 0; r < R; ++r) bytes[r] = vdupq_n_u8(0);
-                for (i64 k = start; k < least<i64>(start + 31, words); ++k) {
-                    const uint64x2_t v = vld1q_u64(block + k * B * LANES);
-                    for (int r = 0; r < R; ++r) {
-                        const uint64x2_t d = veorq_u64(v, vdupq_n_u64(x[r * ldx + k]));
-                        bytes[r] = vaddq_u8(bytes[r], vcntq_u8(vreinterpretq_u8_u64(d)));
-                    }
-                }
-                for (int r = 0; r < R; ++r) sum[r] = vpadalq_u32(sum[r], vpaddlq_u16(vpaddlq_u8(bytes[r])));
-            }
-            for (int r = 0; r < R; ++r) {
-                counts[r * TILE + b * LANES + pair * 2] = static_cast<i32>(vgetq_lane_u64(sum[r], 0));
-                counts[r * TILE + b * LANES + pair * 2 + 1] = static_cast<i32>(vgetq_lane_u64(sum[r], 1));
-            }
-        }
-}
-#endif
-
-#define TILES_OF(name, R) \
-    { name<R, 1>, name<R, 2>, name<R, 3>, name<R, 4>, name<R, 5>, name<R, 6>, name<R, 7>, name<R, 8> }
-#define ALL_TILES(name) \
-    { TILES_OF(name, 1), TILES_OF(name, 2) }
-
-Tile pick(int rows, int blocks) {
-    static const Tile portable[ROWS][BLOCKS] = ALL_TILES(tile_portable);
-#if defined(ASKEW_X86)
-    static const Tile avx512[ROWS][BLOCKS] = ALL_TILES(tile_avx512);
-    static const Tile avx2[ROWS][BLOCKS] = ALL_TILES(tile_avx2);
-    if (isa() == AVX512) return avx512[rows - 1][blocks - 1];
-    if (isa() == AVX2) return avx2[rows - 1][blocks - 1];
-#elif defined(ASKEW_NEON)
-    static const Tile neon[ROWS][BLOCKS] = ALL_TILES(tile_neon);
-    if (isa() == NEON) return neon[rows - 1][blocks - 1];
-#endif
-    return portable[rows - 1][blocks - 1];
-}
-
-// What becomes of the counts; `base` is per border class, (classes, padded outputs).
-struct Ending {
-    Mode mode;
-    i64 outputs, padded;
-    const i32* base;       // INTEGERS, FLOATS: dot = base - 2 count. BITS: bit = (count <= base)
-    const i32* row_class;  // (out_h), already times the number of column classes
-    const i32* column_class;
-    Affine end;  // FLOATS: of the dot products
-    void* out;
-    i64 ldo;  // elements (words of 64 bits for BITS) from one output row to the next
+    void add(i64 a, i64 b) {
+        from.push_back(a);
+        to.push_back(b);
+        end.push_back(0);
+    }
+    i64 kinds() const { return static_cast<i64>(from.size()); }
 };
 
-ASKEW_INLINE void finish(const Ending& e, const i32* counts, const i32* base, i64 row, i64 first, i64 count) {
-    if (e.mode == BITS) {
-        u64 bits = 0;
-        for (i64 i = 0; i < count; ++i) bits |= static_cast<u64>(counts[i] <= base[first + i]) << i;
-        static_cast<u64*>(e.out)[row * e.ldo + first / TILE] = bits;
-        return;
-    }
-    if (e.mode == INTEGERS) {
-        i32* out = static_cast<i32*>(e.out) + row * e.ldo + first;
-        for (i64 i = 0; i < count; ++i) out[i] = base[first + i] - 2 * counts[i];
-        return;
-    }
-    float* out = static_cast<float*>(e.out) + row * e.ldo + first;
-    for (i64 i = 0; i < count; ++i) out[i] = e.end(first + i, static_cast<float>(base[first + i] - 2 * counts[i]));
-}
+// The walks of all classes, and groups of output positions.
+struct Plan {
+    const Geometry& g;
+    Axis vertical, horizontal;
+    std::vector<Walk> walks;
 
-using Finish = void (*)(const Ending&, const i32*, const i32*, i64, i64, i64);
-void finish_portable(const Ending& e, const i32* counts, const i32* base, i64 row, i64 first, i64 count) {
-    finish(e, counts, base, row, first, count);
-}
-#if defined(ASKEW_X86)
-AVX512_TARGET void finish_avx512(const Ending& e, const i32* counts, const i32* base, i64 row, i64 first, i64 count) {
-    if (e.mode == BITS) {
-        u64 bits = 0;
-        for (int i = 0; i < count; i += 16) {
-            const __mmask16 some = static_cast<__mmask16>(count - i >= 16 ? 0xffff : (1u << (count - i)) - 1);
-            const __m512i limit = _mm512_maskz_loadu_epi32(some, base + first + i);
-            bits |= static_cast<u64>(_mm512_mask_cmple_epi32_mask(some, _mm512_loadu_si512(counts + i), limit)) << i;
-        }
-        static_cast<u64*>(e.out)[row * e.ldo + first / TILE] = bits;
-        return;
+    Plan(const Geometry& geometry, i64 channels)
+        : g(geometry),
+          vertical(g.height, g.kernel_h, g.stride_h, g.pad_h, g.dilation_h, g.out_h),
+          horizontal(g.width, g.kernel_w, g.stride_w, g.pad_w, g.dilation_w, g.out_w) {
+        for (i64 i = 0; i < vertical.kinds(); ++i)
+            for (i64 j = 0; j < horizontal.kinds(); ++j) walks.push_back(walk(i, j, channels));
     }
-    if (count < TILE) return finish(e, counts, base, row, first, count);
-    for (int i = 0; i < TILE; i += 16) {
-        const __m512i twice = _mm512_slli_epi32(_mm512_loadu_si512(counts + i), 1);
-        const __m512i dot = _mm512_sub_epi32(_mm512_loadu_si512(base + first + i), twice);
-        if (e.mode == INTEGERS) {
-            _mm512_storeu_si512(static_cast<i32*>(e.out) + row * e.ldo + first + i, dot);
-            continue;
-        }
-        const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_loadu_ps(e.end.scale + first + i));
-        const __m512 y = _mm512_add_ps(scaled, _mm512_loadu_ps(e.end.bias + first + i));
-        _mm512_storeu_ps(static_cast<float*>(e.out) + row * e.ldo + first + i,
-                         _mm512_max_ps(_mm512_set1_ps(e.end.floor), y));  // NaN in the second operand stays
+
+    Walk walk(i64 i, i64 j, i64 channels) const {
+        const i64 c = 2 * g.channels, high = vertical.to[i] - vertical.from[i];
+        const i64 wide = horizontal.to[j] - horizontal.from[j];
+        const bool together = g.dilation_w == 1;  // taps side by side lie side by side in the image too
+        Walk w{high, together ? 1 : wide, together ? wide * c : c, 0, 0, 0, 0, 0, 0};
+        w.start = (vertical.from[i] * g.kernel_w + horizontal.from[j]) * c;
+        w.x_h = g.dilation_h * g.width * c;
+        w.x_w = g.dilation_w * c;
+        w.w_h = g.kernel_w * c;
+        w.w_w = c;
+        w.valid = static_cast<i32>(high * wide * channels);
+        return w;
     }
-}
-#endif
 
-Finish pick_finish() {
-#if defined(ASKEW_X86)
-    if (isa() == AVX512) return finish_avx512;
-#endif
-    return finish_portable;
-}
-
-constexpr i64 BLOCK = 64;  // rows that share their unfolded input
-
-// `rows` rows from first_row on, already unfolded, times the tiles from..to.
-void rows_times_weights(const u64* x, i64 first_row, i64 rows, const u64* w, i64 words, i64 from, i64 to,
-                        const Geometry& g, const Ending& e) {
-    alignas(64) i32 counts[ROWS * TILE];
-    const i32* base[BLOCK];
-    i64 column = first_row % g.out_w, line = first_row / g.out_w % g.out_h;
-    for (i64 r = 0; r < rows; ++r) {
-        base[r] = e.base + (e.row_class[line] + e.column_class[column]) * e.padded;
-        if (++column == g.out_w) {
+    // The positions begin .. begin + count in groups; `open` is scratch for the groups that are not full yet.
+    void group(const u32* x, i64 begin, i64 count, std::vector<Group>& open, std::vector<Group>& groups) const {
+        open.resize(walks.size());
+        for (std::size_t i = 0; i < open.size(); ++i) open[i].walk = static_cast<i32>(i), open[i].size = 0;
+        groups.clear();
+        i64 column = begin % g.out_w, line = begin / g.out_w % g.out_h, image = begin / (g.out_w * g.out_h);
+        for (i64 p = begin; p < begin + count;) {
+            const i64 kind = horizontal.kind[column];
+            const i64 stop = least(horizontal.end[kind], column + begin + count - p);  // columns of one kind
+            Group& o = open[vertical.kind[line] * horizontal.kinds() + kind];
+            i64 at = ((image * g.height + vertical.first[line]) * g.width + horizontal.first[column]) * 2 * g.channels;
+            for (; column < stop; ++column, ++p, at += 2 * g.stride_w * g.channels) {
+                o.x[o.size] = x + at;
+                o.row[o.size] = p;
+                if (++o.size < ROWS) continue;
+                groups.push_back(o);
+                o.size = 0;
+            }
+            if (column < g.out_w) continue;
             column = 0;
-            line = line + 1 == g.out_h ? 0 : line + 1;
+            if (++line < g.out_h) continue;
+            line = 0;
+            ++image;
         }
+        for (const Group& o : open)
+            if (o.size > 0) groups.push_back(o);
     }
-    const Finish done = pick_finish();
-    for (i64 t = from; t < to; ++t) {
-        const int here = static_cast<int>(least<i64>(BLOCKS, e.padded / LANES - t * BLOCKS));
-        const i64 outputs = least<i64>(TILE, e.outputs - t * TILE);
-        const Tile pair = pick(ROWS, here), single = pick(1, here);
-        const u64* tile = w + t * words * TILE;
-        for (i64 r = 0; r < rows; r += ROWS) {
-            const i64 group = least<i64>(ROWS, rows - r);
-            (group == ROWS ? pair : single)(x + r * words, words, tile, words, counts);
-            for (i64 i = 0; i < group; ++i)
-                done(e, counts + i * TILE, base[r + i], first_row + r + i, t * TILE, outputs);
-        }
-    }
-}
+};
+
+// All but where the input and the output lie; ship/signs.py fills it. Geometry's channels are words of 64 bits, `channels`
+// the signs that a tap multiplies.
+struct Job {
+    const Geometry* geometry;
+    i64 channels;
+    const u32* weights;
+    i64 outputs;
+    const i32* threshold;
+    const u64* flip;
+    const float *scale, *bias;
+    i64 ldo;
+    float floor;
+    i32 mode;
+    i64 threads;
+};
 
 }  // namespace
 }  // namespace askew
 
-// out = conv(sign bits x, sign bits w); geometry's channels are words of 64 bits. See Ending for the rest.
-ASKEW_API void askew_w1a1(const std::uint64_t* x, const std::int64_t* geometry, const std::uint64_t* w,
-                          std::int64_t outputs, int mode, const std::int32_t* base, const std::int32_t* row_class,
-                          const std::int32_t* column_class, const float* scale, const float* bias, float floor,
-                          void* out, std::int64_t ldo, int threads) {
+// out = conv(sign bits x, sign bits w); see Ending for what becomes of the dot products.
+ASKEW_API void askew_w1a1(const std::uint32_t* x, const void* prepared, void* out) {
     using namespace askew;
-    Geometry g;
-    std::memcpy(&g, geometry, sizeof g);
-    const i64 words = g.depth(), rows = g.rows(), padded = ceil_div(outputs, LANES) * LANES;
-    const Ending e{static_cast<Mode>(mode), outputs, padded, base, row_class, column_class, {scale, bias, floor}, out, ldo};
-    const i64 tiles = ceil_div(padded, TILE);
-    const i64 block = least<i64>(BLOCK, ceil_div(rows, ROWS) * ROWS), row_blocks = ceil_div(rows, block);
-    const i64 splits = row_blocks >= threads ? 1 : least<i64>(tiles, ceil_div(threads, row_blocks));
-    parallel_for(row_blocks * splits, threads, [&](i64 item) {
-        const i64 first = item / splits * block, count = least(block, rows - first), part = item % splits;
-        const i64 from = tiles * part / splits, to = tiles * (part + 1) / splits;
-        if (g.plain()) {
-            rows_times_weights(x + first * words, first, count, w, words, from, to, g, e);
-            return;
+    const Job& job = *static_cast<const Job*>(prepared);
+    const Geometry& g = *job.geometry;
+    const Affine end{job.scale, job.bias, job.floor};
+    const Ending e{static_cast<Mode>(job.mode), job.outputs, end, job.threshold, job.flip, out, job.ldo};
+    const Plan plan(g, job.channels);
+    const i64 rows = g.rows(), words = 2 * g.depth(), row_blocks = ceil_div(rows, BLOCK);
+    const Tiles& kernels = tiles_in_use();
+    const i64 blocks = ceil_div(job.outputs, OUT), tiles = ceil_div(blocks, BLOCKS);
+    const i64 splits = row_blocks >= job.threads ? 1 : least<i64>(tiles, ceil_div(job.threads, row_blocks));
+    parallel_for(row_blocks * splits, static_cast<int>(job.threads), [&](i64 item) {
+        thread_local std::vector<Group> open, groups;
+        const i64 first = item / splits * BLOCK, part = item % splits;
+        plan.group(x, first, least(BLOCK, rows - first), open, groups);
+        for (i64 t = tiles * part / splits; t < tiles * (part + 1) / splits; ++t) {
+            const i64 here = least<i64>(BLOCKS, blocks - t * BLOCKS);
+            for (const Group& group : groups)
+                kernels[group.size - 1][here - 1](group, plan.walks[group.walk], job.weights + t * words * TILE, e, t);
         }
-        thread_local std::vector<u64> unfolded;
-        unfolded.resize(static_cast<std::size_t>(count * words));
-        unfold(x, g, first, count, unfolded.data(), words);
-        rows_times_weights(unfolded.data(), first, count, w, words, from, to, g, e);
     });
+}
+
+// The same from floats: their signs are packed first, into memory that stays from call to call.
+ASKEW_API void askew_signs_w1a1(const float* x, const void* prepared, void* out) {
+    using namespace askew;
+    const Job& job = *static_cast<const Job*>(prepared);
+    const Geometry& g = *job.geometry;
+    const i64 pixels = g.batch * g.height * g.width;
+    thread_local std::vector<u32> bits;
+    bits.resize(static_cast<std::size_t>(2 * pixels * g.channels));
+    askew_sign_pack(x, pixels, job.channels, bits.data(), static_cast<int>(job.threads));
+    askew_w1a1(bits.data(), prepared, out);
 }

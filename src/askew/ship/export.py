@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib import metadata as packages
@@ -22,6 +23,7 @@ from askew.ship.file import save
 from askew.ship.fold import fold
 from askew.ship.graph import Graph, Node, ShipError, Weight
 from askew.ship.onnx import save_onnx
+from askew.ship.torchao import Find, save_torchao
 from askew.ship.trace import trace
 
 Placed = dict[int, tuple[LevelSet, Tensor | None]]  # id of a parameter -> its levels and scale
@@ -29,12 +31,13 @@ Placed = dict[int, tuple[LevelSet, Tensor | None]]  # id of a parameter -> its l
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: the file, its size, what the same net takes in float32, and the size of the ONNX file."""
+    """What was written: the file, its size, what the same net takes in float32, and the sizes of the other files."""
 
     path: Path
     bytes: int
     float_bytes: int
     onnx_bytes: int | None = None
+    torchao_bytes: int | None = None
 
     @property
     def ratio(self) -> float:
@@ -50,6 +53,7 @@ def export(
     record: str | None = None,
     about: Mapping[str, Any] | None = None,
     onnx: str | Path | None = None,
+    torchao: str | Path | None = None,
 ) -> Exported:
     """Write the model with its weights on their levels, as it computes in evaluation mode.
 
@@ -59,6 +63,7 @@ def export(
     record               id of the training run, kept in the file
     about                more to keep in the file's metadata: plain values; `askew predict` looks for mean, std, classes
     onnx                 write an ONNX file of the same net too (needs the package onnx)
+    torchao              write the model's state dict too, Linear weights as torchao tensors (needs the package torchao)
 
     Re-estimate BatchNorm on the snapped weights first. Raises ShipError (a ValueError) naming a module that is not
     supported or a weight that is not on its levels.
@@ -67,7 +72,12 @@ def export(
     graph = replace(graph, metadata={**graph.metadata, **(about or {})})
     path = Path(path)
     size = save(graph, path)
-    return Exported(path, size, float_bytes(model), save_onnx(graph, Path(onnx)) if onnx is not None else None)
+    onnx_size = None if onnx is None else save_onnx(graph, Path(onnx))
+    torchao_size = None
+    if torchao is not None:
+        with on_levels(model, optimizer_or_levels) as (_, find):
+            torchao_size = save_torchao(model, find, Path(torchao))
+    return Exported(path, size, float_bytes(model), onnx_size, torchao_size)
 
 
 def to_graph(
@@ -78,21 +88,29 @@ def to_graph(
 ) -> Graph:
     """The folded graph that `export` writes."""
     shape = None if input_shape is None else tuple(input_shape)
+    with on_levels(model, optimizer_or_levels) as (placed, find):
+        traced = trace(model, find, shape)
+    ranks(traced)  # before anything is folded away
+    channels(traced)
+    return replace(_finished(fold(traced)), metadata=_metadata(model, placed, record))
+
+
+@contextmanager
+def on_levels(model: nn.Module, optimizer_or_levels: MethodOptimizer | Levels | None) -> Iterator[tuple[Placed, Find]]:
+    """The weights on their levels inside the block: which they are, and what finds a weight's codes and scale."""
     if isinstance(optimizer_or_levels, MethodOptimizer):
         optimizer = optimizer_or_levels
+        plain = isinstance(optimizer.method, FullPrecision)
+        # before snapping: while a scale follows its weight, the snapped weight would give another one
+        placed: Placed = {} if plain else {id(p): (s.levels, s.scale) for _, p, s in optimizer.weights()}
         with torch.no_grad(), snapped(optimizer):
-            plain = isinstance(optimizer.method, FullPrecision)
-            placed: Placed = {} if plain else {id(p): (s.levels, s.scale) for _, p, s in optimizer.weights()}
-            traced = trace(model, _finder(placed, exact=True), shape)
+            yield placed, _finder(placed, exact=True)
     else:
         placed = {}
         for group in groups(model, optimizer_or_levels) if optimizer_or_levels is not None else []:
             placed |= {id(p): (group["levels"], None) for _, p in group["params"] if group["levels"] is not None}
         with torch.no_grad():
-            traced = trace(model, _finder(placed, exact=False), shape)
-    ranks(traced)  # before anything is folded away
-    channels(traced)
-    return replace(_finished(fold(traced)), metadata=_metadata(model, placed, record))
+            yield placed, _finder(placed, exact=False)
 
 
 def float_bytes(model: nn.Module) -> int:
@@ -100,7 +118,7 @@ def float_bytes(model: nn.Module) -> int:
     return sum(4 * t.numel() for t in model.state_dict().values() if t.is_floating_point())
 
 
-def _finder(placed: Placed, exact: bool) -> Any:
+def _finder(placed: Placed, exact: bool) -> Find:
     def find(name: str, p: Tensor) -> tuple[Weight, np.ndarray]:
         w = p.detach().cpu().float()
         if id(p) not in placed:

@@ -52,6 +52,18 @@ class Weight:
         a, d = self.levels[0], self.levels[1] - self.levels[0]
         return (a, d) if all(a + d * i == c for i, c in enumerate(self.levels)) else None
 
+    @property
+    def whole(self) -> tuple[float, np.ndarray] | None:
+        """(unit, q) where the levels are unit * q exactly with whole numbers q, equally spaced, else None."""
+        if self.line is None:
+            return None
+        levels = np.array(self.levels)
+        for unit in (self.line[1], self.line[1] / 2):
+            q = np.rint(levels / unit)
+            if np.array_equal(np.float32(q * unit), levels.astype(np.float32)):
+                return unit, q.astype(np.int64)
+        return None
+
     def codes(self) -> np.ndarray:
         """The codes in the weight's shape (uint8)."""
         return unpack(self.data, self.bits, self.shape)

@@ -6,22 +6,22 @@ Arrays are checked before their addresses cross over: dtype, contiguity and size
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import c_float, c_int, c_int64, c_void_p
+from ctypes import c_char, c_float, c_int, c_int64, c_void_p
 from functools import cache
 
 import numpy as np
 
 from askew.native.loader import load
-from askew.ship.border import Border
 from askew.ship.geometry import Window
 from askew.ship.reference import NO_FLOOR
 
-INTEGERS, FLOATS, BITS = 0, 1, 2
 ISAS = {"portable": 0, "neon": 1, "avx2": 2, "avx512": 3}
 _SIGNATURES = {
-    "askew_w1a1": [*[c_void_p] * 3, c_int64, c_int, *[c_void_p] * 5, c_float, c_void_p, c_int64, c_int],
+    "askew_w1a1": [c_void_p] * 3,
+    "askew_signs_w1a1": [c_void_p] * 3,
     "askew_float": [*[c_void_p] * 3, c_int64, c_int, *[c_void_p] * 3, c_float, c_void_p, c_int],
     "askew_lookup": [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int, *[c_void_p] * 3, c_float, c_void_p, c_int],
     "askew_int": [
@@ -82,56 +82,32 @@ def limited(name: str) -> Iterator[str]:
         native().askew_limit_isa(ISAS["avx512"])
 
 
-def _at(array: np.ndarray, dtype: type, count: int) -> int:
+def address_of(array: np.ndarray, dtype: type, count: int) -> int:
     """The address of a contiguous array of that dtype with at least `count` elements."""
     if array.dtype != dtype or not array.flags.c_contiguous or array.size < count:
         raise TypeError(f"the kernel reads {count} contiguous {np.dtype(dtype)}, got {array.shape} of {array.dtype}")
-    return array.ctypes.data
+    return _address(array)
+
+
+def _address(array: np.ndarray) -> int:
+    """Where the array lies. `array.ctypes.data` gives the same, but takes a microsecond, many times a layer."""
+    try:
+        return ctypes.addressof(c_char.from_buffer(array))  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError):  # read-only or empty
+        return array.ctypes.data
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> tuple[np.ndarray, int]:
+    """An array to be filled that starts at a multiple of 64 bytes, and its address."""
+    raw = np.empty(math.prod(shape) * dtype.itemsize + 64, np.uint8)
+    address = _address(raw)
+    start = -address % 64
+    return np.ndarray(shape, dtype, raw, start), address + start
 
 
 def _blocks(outputs: int, inputs: int, bits: int) -> int:
     """Elements of a weight in lanes of 16 outputs."""
     return -(-outputs // 16) * 16 * (inputs if bits == 32 else -(-inputs * bits // 32))
-
-
-def w1a1(
-    x: np.ndarray,
-    tiles: np.ndarray,
-    outputs: int,
-    window: Window,
-    border: Border,
-    mode: int = INTEGERS,
-    scale: np.ndarray | None = None,
-    bias: np.ndarray | None = None,
-    floor: float = NO_FLOOR,
-    threads: int = 1,
-) -> np.ndarray:
-    """conv of sign bits (B, H, W, words) with one-bit tiles: int32, float32 or bits (B, H', W', ..).
-
-    border: as border.py makes it for images of this size (its limits for bits).
-    """
-    b, h, w, count = x.shape
-    _, geometry, (oh, ow) = window.geometry(b, h, w, count)
-    padded = -(-outputs // 8) * 8
-    if (border.base.shape[1], border.rows.size, border.columns.size) != (padded, oh, ow):
-        raise ValueError(f"the border is not one of {outputs} outputs of {oh}x{ow}")
-    last = -(-outputs // 64) if mode == BITS else outputs
-    out = np.empty((b, oh, ow, last), (np.int32, np.float32, np.uint64)[mode])
-    native().askew_w1a1(
-        _at(x, np.uint64, x.size),
-        geometry,
-        _at(tiles, np.uint64, padded * window.kernel[0] * window.kernel[1] * count),
-        outputs,
-        mode,
-        *border.addresses,
-        None if scale is None or mode != FLOATS else _at(scale, np.float32, outputs),
-        None if bias is None or mode != FLOATS else _at(bias, np.float32, outputs),
-        floor,
-        out.ctypes.data,
-        last,
-        threads,
-    )
-    return out
 
 
 def floats(
@@ -150,13 +126,21 @@ def floats(
     outputs, inputs = scale.size, window.kernel[0] * window.kernel[1] * c
     _, geometry, (oh, ow) = window.geometry(b, h, w, c)
     y = np.empty((b, oh, ow, outputs), np.float32)
-    weights = _at(lanes, np.float32 if bits == 32 else np.uint32, _blocks(outputs, inputs, bits))
-    table = None if bits == 32 else _at(levels, np.float32, 1 << bits)
-    ends = (_at(scale, np.float32, outputs), _at(bias, np.float32, outputs), floor, y.ctypes.data, threads)
+    weights = address_of(lanes, np.float32 if bits == 32 else np.uint32, _blocks(outputs, inputs, bits))
+    table = None if bits == 32 else address_of(levels, np.float32, 1 << bits)
+    ends = (
+        address_of(scale, np.float32, outputs),
+        address_of(bias, np.float32, outputs),
+        floor,
+        _address(y),
+        threads,
+    )
     if bits < 32 and window == Window() and b * h * w <= 3:
-        native().askew_lookup(_at(x, np.float32, x.size), b * h * w, inputs, weights, outputs, bits, table, *ends)
+        native().askew_lookup(
+            address_of(x, np.float32, x.size), b * h * w, inputs, weights, outputs, bits, table, *ends
+        )
     else:
-        native().askew_float(_at(x, np.float32, x.size), geometry, weights, outputs, bits, table, *ends)
+        native().askew_float(address_of(x, np.float32, x.size), geometry, weights, outputs, bits, table, *ends)
     return y
 
 
@@ -178,17 +162,17 @@ def integers(
     _, geometry, (oh, ow) = window.geometry(b, h, w, c)
     out = np.empty((b, oh, ow, outputs), np.int32 if scale is None else np.float32)
     native().askew_int(
-        _at(x, np.int8, x.size),
+        address_of(x, np.int8, x.size),
         geometry,
-        _at(lanes, np.uint32, _blocks(outputs, inputs, bits)),
+        address_of(lanes, np.uint32, _blocks(outputs, inputs, bits)),
         outputs,
         bits,
         int(scale is None),
         *line,
-        None if scale is None else _at(scale, np.float32, outputs),
-        None if bias is None else _at(bias, np.float32, outputs),
+        None if scale is None else address_of(scale, np.float32, outputs),
+        None if bias is None else address_of(bias, np.float32, outputs),
         floor,
-        out.ctypes.data,
+        _address(out),
         threads,
     )
     return out
@@ -199,7 +183,7 @@ def sign_pack(x: np.ndarray, threads: int = 1) -> np.ndarray:
     channels = x.shape[-1]
     out = np.empty((*x.shape[:-1], -(-channels // 64)), np.uint64)
     rows = x.size // channels
-    native().askew_sign_pack(_at(x, np.float32, x.size), rows, channels, out.ctypes.data, threads)
+    native().askew_sign_pack(address_of(x, np.float32, x.size), rows, channels, _address(out), threads)
     return out
 
 
@@ -208,6 +192,6 @@ def pool_bits(x: np.ndarray, window: Window, flip: np.ndarray | None = None) -> 
     b, h, w, count = x.shape
     _, geometry, (oh, ow) = window.geometry(b, h, w, count)
     out = np.empty((b, oh, ow, count), np.uint64)
-    mask = None if flip is None else _at(flip, np.uint64, count)
-    native().askew_pool_bits(_at(x, np.uint64, x.size), geometry, mask, out.ctypes.data)
+    mask = None if flip is None else address_of(flip, np.uint64, count)
+    native().askew_pool_bits(address_of(x, np.uint64, x.size), geometry, mask, _address(out))
     return out

@@ -8,15 +8,15 @@ Where no native library was built, numpy computes the same.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from askew.ship import kernels, layout, reference
-from askew.ship.border import Border, border, limits, ones_of
 from askew.ship.geometry import Window
 from askew.ship.graph import FLOAT_BITS, Node, ShipError, Weight
-from askew.ship.values import Bits, Codes, Value, to_floats
-
-MOST_SIZES = 16  # image sizes whose borders are remembered
+from askew.ship.signs import BITS, FLOATS, SignProduct
+from askew.ship.values import Bits, Codes, Value, as_image, to_floats
 
 
 class Product:
@@ -43,14 +43,13 @@ class Product:
         self.line, self.bits, self.levels = weight.line, weight.bits, weight.table() if weight.levels else np.zeros(0)
         self.threshold: np.ndarray | None = None
         self.flip: np.ndarray | None = None
-        self.borders: dict[tuple[int, int], Border] = {}
         flat = arranged.reshape(self.outputs, -1)
         native = kernels.library() is not None
         self.kind = kind
         if kind == "bits" and weight.binary:
-            self.ones = ones_of(flat, self._per_tap, window)
             if native:
                 self.lanes = layout.one_bit_tiles(layout.words(arranged).reshape(self.outputs, -1))
+                self.signs = self._sign_product(FLOATS, self.scale, self.bias, floor)
             else:
                 self.codes = flat
         elif kind == "codes" and self.line is not None and self.bits <= 4:
@@ -74,12 +73,17 @@ class Product:
 
     def to_signs(self, threshold: np.ndarray, flip: np.ndarray | None) -> None:
         """Give the signs of W x against whole-number thresholds from now on (kind 'bits')."""
-        self.threshold = threshold
+        self.threshold = np.ascontiguousarray(threshold, np.int32)
         if flip is not None:
             self.flip = layout.words(np.unpackbits(flip, bitorder="little", count=self.outputs))
+        if kernels.library() is not None:
+            self.signs = self._sign_product(BITS, threshold=self.threshold, flip=self.flip)
+
+    def _sign_product(self, mode: int, *ends: Any, **more: Any) -> SignProduct:
+        return SignProduct(self.lanes, self.outputs, self.window, self._per_tap, mode, *ends, **more)
 
     def __call__(self, x: Value, threads: int) -> Value:
-        if self.kind == "bits" and isinstance(x, Bits):
+        if self.kind == "bits" and not isinstance(x, Codes):
             return self._signs(x, threads)
         if self.kind == "codes" and isinstance(x, Codes):
             return self._integers(x, threads)
@@ -90,27 +94,20 @@ class Product:
         """Channels that one tap of the window multiplies; all features for a linear layer."""
         return self.inputs // (self.window.kernel[0] * self.window.kernel[1])
 
-    def _border(self, height: int, width: int) -> Border:
-        if (height, width) not in self.borders:
-            if len(self.borders) >= MOST_SIZES:
-                self.borders.clear()
-            exact = border(self.ones, self._per_tap, self.window, height, width)
-            self.borders[height, width] = exact if self.threshold is None else limits(exact, self.threshold)
-        return self.borders[height, width]
-
-    def _signs(self, x: Bits, threads: int) -> Value:
-        _, h, w, _ = x.words.shape
+    def _signs(self, x: Bits | np.ndarray, threads: int) -> Value:
+        """Of packed signs, or of the signs of floats (with the native library)."""
+        if isinstance(x, np.ndarray):
+            image = np.ascontiguousarray(as_image(x), np.float32)
+            return self._ended(self.signs(image, threads), x.ndim)
         if x.channels * self.window.kernel[0] * self.window.kernel[1] != self.inputs:
             raise ShipError(f"a layer of {self.inputs} inputs got {x.channels} channels")
         if kernels.library() is None:
             return self._signs_in_numpy(x)
-        edge = self._border(h, w)
-        if self.threshold is None:
-            args = (kernels.FLOATS, self.scale, self.bias, self.floor, threads)
-            return x.plain(kernels.w1a1(x.words, self.lanes, self.outputs, self.window, edge, *args))
-        mode = kernels.BITS
-        words = kernels.w1a1(x.words, self.lanes, self.outputs, self.window, edge, mode, threads=threads)
-        return Bits(words if self.flip is None else words ^ self.flip, self.outputs, x.rank)
+        return self._ended(self.signs(x.words, threads), x.rank)
+
+    def _ended(self, y: np.ndarray, rank: int) -> Value:
+        made = Bits(y, self.outputs, rank)
+        return made.plain(y) if self.threshold is None else made
 
     def _signs_in_numpy(self, x: Bits) -> Value:
         if self.channels != x.channels:  # a flattened image: each pixel has its own words

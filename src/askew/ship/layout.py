@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-LANES = 8  # outputs side by side in the one-bit kernel, in tiles of 64
-OUT = 16  # outputs side by side in the others
+OUT = 16  # outputs side by side
+TILE = 64  # outputs of the one-bit kernel that lie together
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
@@ -31,12 +31,12 @@ def from_words(packed: np.ndarray, channels: int) -> np.ndarray:
 
 
 def one_bit_tiles(packed: np.ndarray) -> np.ndarray:
-    """(outputs, words) into tiles of 64 outputs, each (words, blocks of 8, 8), one after the other."""
+    """(outputs, words of 64 bits) into tiles of 64 outputs, each (words of 32 bits, blocks of 16, 16), one by one."""
     outputs, count = packed.shape
-    padded = np.zeros((-(-outputs // LANES) * LANES, count), np.uint64)
-    padded[:outputs] = packed
-    tiles = [padded[i : i + 64].reshape(-1, LANES, count).transpose(2, 0, 1).ravel() for i in range(0, len(padded), 64)]
-    return aligned(np.concatenate(tiles))
+    halves = np.zeros((-(-outputs // OUT) * OUT, 2 * count), np.uint32)
+    halves[:outputs] = packed.view(np.uint32)
+    tiles = [halves[i : i + TILE].reshape(-1, OUT, 2 * count).transpose(2, 0, 1) for i in range(0, len(halves), TILE)]
+    return aligned(np.concatenate([tile.ravel() for tile in tiles]))
 
 
 def _lanes(codes: np.ndarray, bits: int, places: np.ndarray) -> np.ndarray:

@@ -74,15 +74,12 @@ def _package() -> Any:
 
 def signed(weight: Weight) -> tuple[str, float, np.ndarray] | None:
     """(ONNX type, unit, q) with levels = unit * q, q signed integers of the type; None if no unit does that exactly."""
-    if weight.line is None:
+    if weight.whole is None:
         return None
-    levels = np.array(weight.levels)
-    for unit in (weight.line[1], weight.line[1] / 2):
-        q = np.rint(levels / unit)
-        if np.array_equal(np.float32(q * unit), levels.astype(np.float32)):
-            for kind, (bits, _) in INTEGERS.items():
-                if q.min() >= -(1 << (bits - 1)) and q.max() < 1 << (bits - 1):
-                    return kind, unit, q.astype(np.int64)[weight.codes()]
+    unit, q = weight.whole
+    for kind, (bits, _) in INTEGERS.items():
+        if q.min() >= -(1 << (bits - 1)) and q.max() < 1 << (bits - 1):
+            return kind, unit, q[weight.codes()]
     return None
 
 

@@ -118,6 +118,8 @@ def _compile(graph: Graph) -> list[tuple[str, tuple[str, ...], Step]]:
         elif n.op == "threshold" and _absorbs(made.get(source.name), users[source.name]):
             made[source.name].to_signs(n.arrays["threshold"], n.arrays.get("flip"))
             step = _same
+        elif n.op == "sign" and _packs_itself([nodes[u] for u in users[n.name]]):
+            step = _floats
         elif n.op == "relu" and source.name in made and len(users[source.name]) == 1:
             step = _same
         else:
@@ -134,6 +136,18 @@ def _as_it_lies(flatten: Node, users: dict[str, list[str]], nodes: dict[str, Nod
 
 def _absorbs(made: Any, users: list[str]) -> bool:
     return isinstance(made, Product) and made.kind == "bits" and len(users) == 1
+
+
+def _packs_itself(readers: list[Node]) -> bool:
+    """Whether the one reader of a sign is a native product of signs, which takes the signs of floats itself."""
+    if len(readers) != 1 or kernels.library() is None:
+        return False
+    weight, one = readers[0].weight, readers[0].settings.get("groups", 1) == 1
+    return readers[0].op in ("conv2d", "linear") and weight is not None and weight.binary and one
+
+
+def _floats(x: Value, threads: int) -> Value:
+    return to_floats(x)
 
 
 def _same(x: Value, threads: int) -> Value:

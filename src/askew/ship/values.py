@@ -49,9 +49,14 @@ def to_floats(x: Value) -> np.ndarray:
     return x.data * x.step if isinstance(x, Codes) else x
 
 
+def as_image(x: np.ndarray) -> np.ndarray:
+    """(batch, features) as an image of one pixel, (batch, places, features) as one of one column."""
+    return x if x.ndim == 4 else x.reshape(*x.shape[:-1], *[1] * (4 - x.ndim), x.shape[-1])
+
+
 def to_bits(x: np.ndarray, threads: int) -> Bits:
     """x >= 0, packed."""
-    image = x if x.ndim == 4 else x.reshape(*x.shape[:-1], *[1] * (4 - x.ndim), x.shape[-1])
+    image = as_image(x)
     if kernels.library() is None:
         return Bits(layout.words((image >= 0).astype(np.uint8)), image.shape[-1], x.ndim)
     return Bits(kernels.sign_pack(np.ascontiguousarray(image), threads), image.shape[-1], x.ndim)

@@ -36,6 +36,8 @@ class Export:
     """The run's data: BatchNorm is re-estimated on its training images, their mean and std go into the file."""
     onnx: Path | None = None
     """Write an ONNX file too (needs the package onnx)."""
+    torchao: Path | None = None
+    """Write the model's state dict too, its Linear weights as torchao tensors (needs the package torchao)."""
     images: int = 20000
     """Training images for BatchNorm."""
 
@@ -55,7 +57,8 @@ def export_run(config: Export) -> Exported:
     about: dict[str, Any] = {"run": record.config.get("train_set"), "accuracy": record.summary.get("accuracy")}
     if config.data is not None:
         about |= prepare(job, model, optimizer, config.images)
-    return export(model.eval(), optimizer, config.out, record=record.name, about=about, onnx=config.onnx)
+    more: dict[str, Any] = {"onnx": config.onnx, "torchao": config.torchao}
+    return export(model.eval(), optimizer, config.out, record=record.name, about=about, **more)
 
 
 def settings_of(record: Record, data: Path | None) -> ImageTraining:

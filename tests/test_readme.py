@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from askew import cli
+from askew.bench.command import PRESENT as BENCHES
 from askew.report.readme import block, replace_block
 from askew.train.record import load_all
 
@@ -17,6 +18,11 @@ README = (ROOT / "README.md").read_text("utf-8")
 def test_tables_are_made_from_the_records(experiment: str) -> None:
     records = load_all(ROOT / "results" / experiment)
     assert block(README, experiment) == cli.PRESENT[experiment](records).tables[0].markdown().strip()
+
+
+def test_benchmark_tables_are_made_from_the_records() -> None:
+    tables = BENCHES["bench-infer"](load_all(ROOT / "results" / "bench-infer")).tables
+    assert block(README, "bench-infer") == "\n".join(table.markdown() for table in tables).strip()
 
 
 def test_records_say_how_they_were_made() -> None:

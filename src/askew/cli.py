@@ -110,10 +110,21 @@ def train(config: ImageTraining, console: Console) -> None:
     console.print(
         f"\n{record.config['train_set']}: {record.summary['accuracy']:.2f}% on {scored_on(config)}, "
         f"{'' if config.method == 'full-precision' else 'weights on their levels, '}BatchNorm re-estimated.\n"
-        f"Record: {path}",
+        f"{started_from(record)}Record: {path}",
         soft_wrap=True,
         highlight=False,
     )
+
+
+def started_from(record: Record) -> str:
+    """What a run took over from the file of --init, and what not; nothing without one."""
+    taken = record.extra.get("init")
+    if taken is None:
+        return ""
+    words = {"missing": "not in the file", "unused": "not used", "shapes": "of another shape"}
+    left = [f"{len(taken[key])} {what} ({', '.join(taken[key][:3])})" for key, what in words.items() if taken[key]]
+    told = ", ".join([f"{taken['matched']} tensors matched", *left])
+    return f"Started from {taken['file']}: {told}.\n"
 
 
 def scored_on(config: ImageTraining) -> str:

@@ -10,11 +10,13 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
+from askew.atomic import write_text
 from askew.bench import infer, infer_report, steps, steps_report, training, training_report
 from askew.bench.infer import InferBench
 from askew.bench.steps import StepBench
 from askew.bench.training import TrainBench
 from askew.paper.present import show, write
+from askew.report.readme import replace_block
 from askew.train.record import load_all
 
 PRESENT = {
@@ -30,6 +32,8 @@ class Show:
 
     folder: tyro.conf.Positional[Path]
     """Folder with the records, such as results/bench-step."""
+    readme: Path | None = None
+    """A Markdown file whose block `<!-- BENCHMARK -->` gets the tables."""
 
 
 @dataclass(frozen=True)
@@ -69,5 +73,8 @@ def bench(command: BenchCommand, console: Console) -> None:
     records = [r for r in records if r.experiment == experiment]
     presentation = PRESENT[experiment](records)
     page = write(presentation, records, folder)
+    if isinstance(what, Show) and what.readme is not None:
+        made = "\n".join(table.markdown() for table in presentation.tables).strip()
+        write_text(what.readme, replace_block(what.readme.read_text("utf-8"), experiment, made))
     show(presentation, console)
     console.print(f"Records: {page.parent}/", soft_wrap=True, highlight=False)

@@ -111,3 +111,15 @@ def test_the_example_ships_digits_that_agree_with_torch_on_every_image() -> None
     example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "03_ship.py"))
     accuracy, same = example["main"](epochs=8)
     assert accuracy > 80 and same == 100
+
+
+def test_an_image_of_another_size_is_named_with_the_layer_it_does_not_fit(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 6 * 6, 2)).eval()
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            layer.weight.copy_(torch.where(layer.weight >= 0, 1.0, -1.0))
+    askew.export(model, askew.binary(), tmp_path / "net.askew")
+    net = askew.load(tmp_path / "net.askew")
+    assert net(np.zeros((1, 3, 8, 8), np.float32)).shape == (1, 2)
+    with pytest.raises(ShipError, match=r"shape \(1, 3, 9, 9\) does not fit: at .*144 inputs got 196"):
+        net(np.zeros((1, 3, 9, 9), np.float32))

@@ -50,10 +50,9 @@ class Net:
         for i, (name, inputs, step) in enumerate(self.steps):
             try:
                 known[name] = step(*(known[n] for n in inputs), threads=self.threads)
-            except ShipError:
-                raise
             except ValueError as error:
-                raise ShipError(f"node {name!r} with this input: {error}") from error
+                shape = np.shape(x)
+                raise ShipError(f"an input of shape {shape} does not fit: at {name!r} {error}") from error
             for used in set(inputs):
                 if self.last[used] == i:
                     del known[used]

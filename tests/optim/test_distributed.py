@@ -6,7 +6,6 @@ Two gloo processes are started once and do all the TASKS; the tests compare what
 from __future__ import annotations
 
 import os
-import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,6 +21,7 @@ from optim_kit import BASES, differing, frozen_copy
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from two_processes import RANKS, brought_back, close, result
 
 import askew
 from askew.core import Annealing, Exponential, LevelFirst, LevelSet, scale_of
@@ -33,7 +33,6 @@ from askew.optim.checks import NonFiniteGradientError
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
 )
-RANKS = 2
 STEPS = 12
 MIDDLE = 7  # scales are frozen from step 4 on; here most weights are not on a level yet
 BATCH = 8
@@ -351,43 +350,10 @@ def brought(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Each process's results; of pytest-xdist's workers the first to come starts the processes, the others wait."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "two processes"
-    done = folder / "done"
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        limit = time.monotonic() + 300
-        while not done.exists() and time.monotonic() < limit:
-            time.sleep(0.2)
-    else:
-        try:
-            torch.multiprocessing.spawn(work, (folder,), nprocs=RANKS)
-        finally:
-            done.touch()
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
-
-
-def result(brought: list[dict[str, Any]], name: str) -> list[Any]:
-    got = [here[name] for here in brought]
-    for rank, one in enumerate(got):
-        assert not isinstance(one, str), f"process {rank}:\n{one}"
-    return got
+    return brought_back(work, folder)
 
 
 # -- tests ------------------------------------------------------------------------------------------------------------
-
-
-def close(a: Any, b: Any, tolerance: float, path: str = "") -> None:
-    if isinstance(a, dict):
-        assert a.keys() == b.keys(), path
-        for k in a:
-            close(a[k], b[k], tolerance, f"{path}/{k}")
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), path
-        for i, (x, y) in enumerate(zip(a, b, strict=True)):
-            close(x, y, tolerance, f"{path}/{i}")
-    else:
-        x, y = torch.as_tensor(a), torch.as_tensor(b)
-        torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m: f"{path}: {m}")
 
 
 def same_run(brought: list[dict[str, Any]], name: str, case: Case, tolerance: float) -> None:

@@ -56,7 +56,7 @@ def test_fewer_images_are_spread_over_the_classes(tmp_path: Path) -> None:
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="takes its settings from cifar-w1"):
+    with pytest.raises(ValueError, match="search in cifar-w1 or tiny-low"):
         ImageNetW1(tmp_path, search=True)
     with pytest.raises(DataError, match="6 class folders, 1000 expected"):
         imagenet_sources(imagenet_tree(tmp_path), 4, 0)

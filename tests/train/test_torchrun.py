@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +23,7 @@ import torch
 import torch.distributed as dist
 from image_kit import command_line, pictures, small_job
 from torch import Tensor, nn
+from two_processes import RANKS, brought_back, close, result
 
 import askew
 from askew.methods.registry import method
@@ -39,7 +39,6 @@ from askew.train.source import TensorSource
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
 )
-RANKS = 2
 IMAGES, TESTS = 37, 21  # neither is a multiple of the batch, nor of two
 CONFIG = TrainConfig(
     "askew-level-first",
@@ -257,42 +256,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def brought(folder: Path) -> list[dict[str, Any]]:
     """Each process's results; of pytest-xdist's workers the first to come starts the processes, the others wait."""
-    done = folder / "done"
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        limit = time.monotonic() + 300
-        while not done.exists() and time.monotonic() < limit:
-            time.sleep(0.2)
-    else:
-        try:
-            torch.multiprocessing.spawn(work, (folder,), nprocs=RANKS)
-        finally:
-            done.touch()
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
-
-
-def result(brought: list[dict[str, Any]], name: str) -> list[Any]:
-    got = [here[name] for here in brought]
-    for rank, one in enumerate(got):
-        assert not isinstance(one, str), f"process {rank}:\n{one}"
-    return got
-
-
-def close(a: Any, b: Any, tolerance: float, path: str = "") -> None:
-    if isinstance(a, dict):
-        assert a.keys() == b.keys(), path
-        for k in a:
-            close(a[k], b[k], tolerance, f"{path}/{k}")
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), path
-        for i, (x, y) in enumerate(zip(a, b, strict=True)):
-            close(x, y, tolerance, f"{path}/{i}")
-    elif a is None or isinstance(a, str):
-        assert a == b, path
-    else:
-        x, y = torch.as_tensor(a), torch.as_tensor(b)
-        torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m: f"{path}: {m}")
+    return brought_back(work, folder)
 
 
 @pytest.mark.parametrize("name", RUNS)

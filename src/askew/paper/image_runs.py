@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
-from askew.paper.images_common import KINDS, Contender, Experiment, Kind, Settings, search_key
+from askew.paper.images_common import KINDS, Experiment, Kind, Settings, search_key
 from askew.report.style import look
 from askew.train.grid import finished, run_grid
 from askew.train.grid_job import OnJob
@@ -69,13 +69,47 @@ class ImageTable(ImageRuns):
             raise ValueError(f"holdout must be 1 or more, got {self.holdout}")
 
 
-def chosen(experiment: Experiment, config: ImageTable) -> list[Contender]:
-    """The methods asked for, in the table's order."""
-    known = [contender.method for contender in experiment.contenders]
+@dataclass(frozen=True)
+class ImageNetTable(ImageTable):
+    """Options of the tables on ImageNet, whose settings come from a table on a smaller data set."""
+
+    seeds: int = 1
+    """Runs of each row at each kind of schedule."""
+    batch: int = 512
+    """Images a step."""
+    resize: int = 256
+    """Shorter side of an image before the crop."""
+    crop: int = 224
+    """Side of the crop; less for a trial."""
+    val_map: Path | None = None
+    """Text file of labels, if val/ has no class folders."""
+    workers: int = 8
+    """Processes that decode images, for each run."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.search:
+            raise ValueError("the tables on ImageNet have no search of their own: search in cifar-w1 or tiny-low")
+
+    def own(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("batch", "resize", "crop", "val_map", "workers")}
+
+
+class HasMethod(Protocol):
+    @property
+    def method(self) -> str: ...
+
+
+R = TypeVar("R", bound=HasMethod)
+
+
+def asked_for(table: str, rows: Sequence[R], config: ImageTable) -> list[R]:
+    """The rows of the methods asked for, in the table's order."""
+    known = list(dict.fromkeys(row.method for row in rows))
     unknown = [name for name in config.methods if name not in known]
     if unknown:
-        raise ValueError(f"{experiment.name} has no method {unknown[0]!r}; it has: {', '.join(known)}")
-    return [c for c in experiment.contenders if not config.methods or c.method in config.methods]
+        raise ValueError(f"{table} has no method {unknown[0]!r}; it has: {', '.join(known)}")
+    return [row for row in rows if not config.methods or row.method in config.methods]
 
 
 def plan(experiment: Experiment, config: ImageTable) -> list[ImageTraining]:
@@ -89,14 +123,14 @@ def plan(experiment: Experiment, config: ImageTable) -> list[ImageTraining]:
         )
         for seed in range(config.seeds)
         for kind in kinds
-        for contender in chosen(experiment, config)
+        for contender in asked_for(experiment.name, experiment.contenders, config)
         for about in [{"kind": kind, "settings": contender.origin(kind)}]
     ]
 
 
 def search_plan(experiment: Experiment, config: ImageTable) -> Iterator[ImageTraining]:
     """One run for each tried setting, scored on held-out training images."""
-    for contender in chosen(experiment, config):
+    for contender in asked_for(experiment.name, experiment.contenders, config):
         for tried in contender.search.tried:
             settings = {**KINDS["best"], **tried, "holdout": config.holdout}
             key = search_key(contender.method, tried)

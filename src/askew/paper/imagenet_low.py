@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from askew.paper import low_bit, tiny_low
-from askew.paper.image_runs import ImageTable
+from askew.paper.image_runs import ImageNetTable
 from askew.paper.low_bit import LowBit, Row
 from askew.train.grid_job import OnJob
 from askew.train.record import Record
@@ -51,33 +50,13 @@ TABLE = LowBit(
 
 
 @dataclass(frozen=True)
-class ImageNetLow(ImageTable):
+class ImageNetLow(ImageNetTable):
     """Two and four bits a weight, four an activation, on ImageNet."""
 
     out: Path = Path("results/imagenet-low")
     """Folder for the records, tables and figures."""
-    seeds: int = 1
-    """Runs of each row at each kind of schedule."""
     epochs: int = 200
     """Passes over the training images; fewer for a trial."""
-    batch: int = 512
-    """Images a step."""
-    resize: int = 256
-    """Shorter side of an image before the crop."""
-    crop: int = 224
-    """Side of the crop; less for a trial."""
-    val_map: Path | None = None
-    """Text file of labels, if val/ has no class folders."""
-    workers: int = 8
-    """Processes that decode images, for each run."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.search:
-            raise ValueError("imagenet-low takes its settings from tiny-low: it has no search of its own")
-
-    def own(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("batch", "resize", "crop", "val_map", "workers")}
 
 
 def run(config: ImageNetLow, on_status: OnJob | None = None) -> list[Record]:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from askew.paper import cifar_w1, image_runs
-from askew.paper.image_runs import ImageTable
+from askew.paper.image_runs import ImageNetTable
 from askew.paper.images_common import Contender, Experiment
 from askew.train.grid_job import OnJob
 from askew.train.record import Record
@@ -42,31 +41,11 @@ EXPERIMENT = Experiment(
 
 
 @dataclass(frozen=True)
-class ImageNetW1(ImageTable):
+class ImageNetW1(ImageNetTable):
     """One bit a weight on ImageNet: every method at the paper's schedule and at its best."""
 
     out: Path = Path("results/imagenet-w1")
     """Folder for the records, tables and figures."""
-    seeds: int = 1
-    """Runs of each method at each kind of schedule."""
-    batch: int = 512
-    """Images a step."""
-    resize: int = 256
-    """Shorter side of an image before the crop."""
-    crop: int = 224
-    """Side of the crop; less for a trial."""
-    val_map: Path | None = None
-    """Text file of labels, if val/ has no class folders."""
-    workers: int = 8
-    """Processes that decode images, for each run."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.search:
-            raise ValueError("imagenet-w1 takes its settings from cifar-w1: it has no search of its own")
-
-    def own(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("batch", "resize", "crop", "val_map", "workers")}
 
 
 def run(config: ImageNetW1, on_status: OnJob | None = None) -> list[Record]:

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from askew.paper.images_common import KINDS, Experiment, Kind, Settings, flat
 from askew.report.runs import Stat, stat, summary_values, unique
 from askew.train.grid import MACHINE, WATCHED
 from askew.train.record import Record
 
-Rows = dict[tuple[str, Kind], list[Record]]
+Place = tuple[str, Kind]  # of a row: its key, and the kind of schedule
+Rows = dict[Place, list[Record]]
 
 
 def rows_of(experiment: Experiment, records: Sequence[Record]) -> Rows:
     """The records of each method at each kind of schedule, seed by seed; those of one row must have one setting."""
-    rows: Rows = {(c.method, kind): [] for c in experiment.contenders for kind in KINDS}
+    settings: dict[Place, Settings] = {
+        (c.method, kind): c.settings(kind) for c in experiment.contenders for kind in KINDS
+    }
+    return gathered(experiment.name, "method", settings, records)
+
+
+def gathered(table: str, key: str, settings: Mapping[Place, Settings], records: Sequence[Record]) -> Rows:
+    """The records of each row, which is told by its config's `key` and kind, made with that row's settings."""
+    rows: Rows = {place: [] for place in settings}
     for record in sorted(records, key=lambda r: r.seed):
-        place = record.config["method"], record.config["kind"]
+        place = record.config[key], record.config["kind"]
         if place not in rows:
-            raise ValueError(f"record {record.name} is of no row of {experiment.name}")
+            raise ValueError(f"record {record.name} is of no row of {table}")
         rows[place].append(record)
-    for contender in experiment.contenders:
-        for kind in KINDS:
-            check(rows[contender.method, kind], contender.settings(kind))
+    for place, own in rows.items():
+        check(own, settings[place])
     return rows
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from askew.paper.common import Source
-from askew.paper.image_runs import ImageTable, complete, training
+from askew.paper.image_runs import ImageTable, asked_for, complete, training
 from askew.paper.images_common import OURS, Experiment, Kind, Search, Settings, search_key
 from askew.report.style import look
 from askew.train.grid_job import OnJob
@@ -90,15 +90,6 @@ class LowBit:
         return None if own is None else {**self.kinds[kind], **WIDTHS[row.widths], **own}
 
 
-def chosen(table: LowBit, config: ImageTable) -> list[Row]:
-    """The rows of the methods asked for."""
-    known = list(dict.fromkeys(row.method for row in table.rows))
-    unknown = [name for name in config.methods if name not in known]
-    if unknown:
-        raise ValueError(f"{table.name} has no method {unknown[0]!r}; it has: {', '.join(known)}")
-    return [row for row in table.rows if not config.methods or row.method in config.methods]
-
-
 def plan(table: LowBit, config: ImageTable) -> list[ImageTraining]:
     """The runs asked for, seed by seed, so that a table that is filled in pieces has all rows early."""
     if config.search:
@@ -108,7 +99,7 @@ def plan(table: LowBit, config: ImageTable) -> list[ImageTraining]:
         training(table.experiment, config, row.method, f"{row.key}-{kind}", settings, seed, about)
         for seed in range(config.seeds)
         for kind in kinds
-        for row in chosen(table, config)
+        for row in asked_for(table.name, table.rows, config)
         if (settings := table.settings(row, kind)) is not None
         for about in [{"kind": kind, "row": row.key, "label": row.label, "settings": row.origin(kind)}]
     ]
@@ -116,7 +107,7 @@ def plan(table: LowBit, config: ImageTable) -> list[ImageTraining]:
 
 def search_plan(table: LowBit, config: ImageTable) -> Iterator[ImageTraining]:
     """One run for each tried setting, scored on held-out training images."""
-    for row in chosen(table, config):
+    for row in asked_for(table.name, table.rows, config):
         for tried in row.search.tried if row.search else ():
             settings = {**table.kinds["best"], **WIDTHS[row.widths], **tried, "holdout": config.holdout}
             about = {"kind": "search", "row": row.key, "label": row.label}

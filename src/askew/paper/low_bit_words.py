@@ -4,29 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from askew.paper.images_common import KINDS, Kind
-from askew.paper.images_rows import check
+from askew.paper.images_common import KINDS, Kind, Settings
+from askew.paper.images_rows import Place, gathered
+from askew.paper.images_rows import Rows as Runs
 from askew.paper.images_words import data_words, net_words
 from askew.paper.low_bit import LowBit
 from askew.report.runs import Stat, stat, summary_values, unique
 from askew.train.record import Record
 
 FULL = "full-precision-w32a32"
-Runs = dict[tuple[str, Kind], list[Record]]
 
 
 def runs_of(table: LowBit, records: Sequence[Record]) -> Runs:
     """The records of each row at each kind of schedule, seed by seed, made with the row's settings."""
-    runs: Runs = {(row.key, kind): [] for row in table.rows for kind in KINDS}
-    for record in sorted(records, key=lambda r: r.seed):
-        place = record.config["row"], record.config["kind"]
-        if place not in runs:
-            raise ValueError(f"record {record.name} is of no row of {table.name}")
-        runs[place].append(record)
-    for row in table.rows:
-        for kind in KINDS:
-            check(runs[row.key, kind], table.settings(row, kind) or {})
-    return runs
+    settings: dict[Place, Settings] = {
+        (row.key, kind): table.settings(row, kind) or {} for row in table.rows for kind in KINDS
+    }
+    return gathered(table.name, "row", settings, records)
 
 
 def score(runs: Runs, key: str, kind: Kind) -> Stat | None:

@@ -111,3 +111,21 @@ def test_words_wrap_on_a_narrow_terminal_and_a_name_is_said_once():
     console.print(grid.rich())
     text = console.file.getvalue()
     assert text.count("one") == 1 and text.count("some") == 9 and text.splitlines()[-2].split() == ["few", "2"]
+
+
+def test_a_table_too_wide_for_the_terminal_comes_in_pieces() -> None:
+    heads = ("method", *(f"number {i}" for i in range(9)))
+    grid = Grid(heads, (("a method with a name", *(f"{i}.00 (0.11–0.99)" for i in range(9))),), title="T", note="N")
+    pieces = grid.pieces(80)
+    assert [p.title for p in pieces] == ["T"] + [""] * (len(pieces) - 1)
+    assert [p.note for p in pieces] == [""] * (len(pieces) - 1) + ["N"]
+    assert all(p.heads[0] == "method" and p.rows[0][0] == "a method with a name" for p in pieces)
+    assert tuple(head for p in pieces for head in p.heads[1:]) == heads[1:]
+    for piece in pieces:
+        out = io.StringIO()
+        Console(file=out, width=80).print(piece.rich())
+        shown = out.getvalue()
+        assert max(map(len, shown.splitlines())) <= 80
+        assert all(cell in shown for cell in piece.rows[0][1:])
+        assert "a method" in shown
+    assert grid.pieces(500) == [grid]

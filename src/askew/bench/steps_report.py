@@ -28,6 +28,10 @@ def _number(value: float | None, form: str) -> str:
     return NONE if value is None else format(value, form)
 
 
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
 def _waited(fact: dict[str, Any]) -> str:
     return f"{fact['wait_ratio']:.2f}, {1e3 * fact['wait_seconds']:.2f}" if "wait_ratio" in fact else NONE
 
@@ -68,8 +72,9 @@ def table(record: Record) -> Grid:
             "first step, s",
         ),
         tuple(rows),
-        title=f"{TITLES[about['case']]}: {about['parameters'] / 1e6:.1f}M parameters in {about['tensors']} tensors",
-        note=f"{where}; medians of {about['rounds']} rounds of {about.get('steps', 1)} steps"
+        title=f"{TITLES[about['case']]}: {about['parameters'] / 1e6:.1f}M parameters in "
+        + _count(about["tensors"], "tensor"),
+        note=f"{where}; medians of {about['rounds']} rounds of {_count(about.get('steps', 1), 'step')}"
         + (f"; the native library was built in {built:.1f} s." if built else "."),
     )
 

@@ -28,14 +28,11 @@ class Presentation:
 
 
 def show(presentation: Presentation, console: Console) -> None:
-    """Tables and verdicts in the terminal; a table that is too wide for it is cut, and says so."""
+    """Tables and verdicts in the terminal; a table that is too wide for it comes in pieces."""
     for grid in presentation.tables:
-        table = grid.rich()
         console.print()
-        console.print(table)
-        needed = console.measure(table, options=console.options.update(max_width=1000)).minimum
-        if needed > console.width:
-            console.print(f"(cut: {needed} columns are needed, this terminal has {console.width}; table.md has it all)")
+        for piece in grid.pieces(console.width):
+            console.print(piece.rich())
     console.print()
     for line in presentation.verdicts:
         console.print(line, highlight=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich import box
@@ -37,6 +37,45 @@ class Grid:
         if wrong:
             raise ValueError(f"table {self.title!r}: {len(self.heads)} columns, but a row is {wrong[0]}")
 
+    def pieces(self, width: int) -> list[Grid]:
+        """The table, or for a narrow terminal several: the words each time, as many number columns as fit.
+
+        A column of words is asked for its longest word or 16, whichever is more (and never more than it has).
+        """
+        words = range(self.text_columns)
+        spaces = [2 + min(self._longest(i), max(16, self._word(i))) for i in words]
+        parts: list[list[int]] = [[]]
+        left = width - sum(spaces)
+        for i in range(self.text_columns, len(self.heads)):
+            need = 2 + self._number_width(i)
+            if need > left and parts[-1]:
+                parts.append([])
+                left = width - sum(spaces)
+            parts[-1].append(i)
+            left -= need
+        made = [
+            replace(self, heads=self._pick(self.heads, part), rows=tuple(self._pick(row, part) for row in self.rows))
+            for part in parts
+        ]
+        last = len(made) - 1
+        return [
+            replace(grid, title=self.title if i == 0 else "", note=self.note if i == last else "")
+            for i, grid in enumerate(made)
+        ]
+
+    def _pick(self, cells: tuple[str, ...], part: list[int]) -> tuple[str, ...]:
+        return (*cells[: self.text_columns], *(cells[i] for i in part))
+
+    def _longest(self, i: int) -> int:
+        return max(len(text) for text in [self.heads[i], *(row[i] for row in self.rows)])
+
+    def _word(self, i: int) -> int:
+        return max(len(word) for text in [self.heads[i], *(row[i] for row in self.rows), "-"] for word in text.split())
+
+    def _number_width(self, i: int) -> int:
+        """Of a column of numbers, which do not wrap; its heading does, between words."""
+        return max(len(text) for text in [*self.heads[i].split(), *(row[i] for row in self.rows), ""])
+
     def rich(self) -> Table:
         """For a terminal."""
         out = Table(
@@ -49,13 +88,13 @@ class Grid:
             caption_justify="left",
         )
         for i, head in enumerate(self.heads):
-            width = max(len(text) for text in [*head.split(), *(row[i] for row in self.rows), ""])
+            width = self._number_width(i)
             folded = "\n".join(textwrap.wrap(head, max(1, width)))  # headings wrap between words, numbers do not
             out.add_column(
                 Text(folded),
                 justify="left" if i < self.text_columns else "right",
                 no_wrap=i >= self.text_columns,
-                min_width=8 if i < self.text_columns else width,
+                min_width=min(self._longest(i), self._word(i)) if i < self.text_columns else width,
                 overflow="fold",
             )
         for i, row in enumerate(self.rows):

@@ -199,3 +199,15 @@ def test_a_wrong_array_never_crosses_over() -> None:
         w1a1(bits, tiles, 12, Window((3, 3)), 70, FLOATS)
     with pytest.raises(ValueError, match="thresholds"):
         w1a1(bits, tiles, 12, Window((3, 3)), 70, BITS)
+
+
+def test_a_library_of_other_sources_is_not_called(monkeypatch):
+    told = []
+    monkeypatch.setattr(kernels, "load", lambda name: object())
+    monkeypatch.setattr(kernels.logger, "warning", told.append)
+    kernels.library.cache_clear()
+    try:
+        assert kernels.library() is None and kernels.isa() == "numpy"
+    finally:
+        kernels.library.cache_clear()
+    assert len(told) == 1 and "python -m askew.native.build" in told[0]

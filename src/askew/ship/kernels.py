@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 
-from askew.native.loader import load
+from askew.native.loader import load, logger
 from askew.ship.geometry import Window
 from askew.ship.reference import NO_FLOOR
 
@@ -45,9 +45,15 @@ _SIGNATURES = {
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The native library with its signatures, or None where it was not built (the log says so once)."""
+    """The native library with its signatures, or None where it was not built anew (the log says so once)."""
     found = load("infer")
     if found is None:
+        return None
+    if not all(hasattr(found, name) for name in _SIGNATURES):
+        logger.warning(
+            "askew's native library 'infer' is of other sources than this package; numpy computes, slowly. "
+            "`python -m askew.native.build` builds it anew."
+        )
         return None
     for name, arguments in _SIGNATURES.items():
         function = getattr(found, name)

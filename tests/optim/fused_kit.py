@@ -65,3 +65,15 @@ def ulps(a: Tensor, b: Tensor, size: Tensor | float = 0.0) -> float:
         return 0.0
     unit = torch.finfo(torch.float32).eps * torch.maximum(torch.maximum(a.abs(), b.abs()), torch.as_tensor(size))
     return float(((a.double() - b.double()).abs() / unit.clamp(min=1e-38)).max())
+
+
+def excess(a: Tensor, b: Tensor, exact: Tensor) -> float:
+    """How far a lies from b beyond b's own distance from the exact value, in ulps at the numbers' size or 1.
+
+    Near a midpoint -alpha psi/psi' divides by almost nothing: there rounding itself is many ulps, in any form.
+    """
+    if not a.numel():
+        return 0.0
+    a, b, exact = (t.detach().double().cpu() for t in (a, b, exact))
+    unit = torch.finfo(torch.float32).eps * torch.maximum(a.abs(), b.abs()).clamp(min=1.0)
+    return float((((a - b).abs() - (b - exact).abs()) / unit).max())

@@ -100,15 +100,28 @@ def test_one_layer_has_no_others():
     assert first_and_others({"a": [1, 2]}) == {"a": [1, 2]}
 
 
-def test_the_first_mixed_batches_hold_all_classes_of_a_set_sorted_by_class():
+def test_the_first_seen_batches_hold_all_classes_of_a_set_sorted_by_class():
     """A folder of images per class is read class by class; statistics of its first images would be of one class."""
     labels = np.repeat(np.arange(5), 20).astype(np.int64)
     images = np.random.default_rng(0).integers(0, 256, (100, 8, 8, 3), np.uint8)
     part = ImageSet(images, labels, tuple("abcde"), "sorted")
     source, _ = image_sources(Splits(part, part), 10, seed=3)
-    first = next(source.mixed(25))[1]
+    first = next(source.seen(25))[1]
     assert len(first.unique()) == 5 and next(source.ordered(20))[1].unique().tolist() == [0]
-    mixed = list(source.mixed(30))
+    mixed = list(source.seen(30))
     assert torch.equal(torch.cat([y for _, y in mixed]).sort().values, torch.from_numpy(labels))
-    again = list(source.mixed(30))
+    again = list(source.seen(30))
     assert all(torch.equal(a[0], b[0]) for a, b in zip(mixed, again, strict=True))
+
+
+def test_statistics_come_from_crops_as_training_sees_them():
+    """White images: a crop's border is black, so the mean of what the net is trained on lies below the images' own."""
+    images = np.random.default_rng(0).integers(200, 256, (200, 8, 8, 3), np.uint8)
+    part = ImageSet(images, np.arange(200) % 5, tuple("abcde"), "bright")
+    source, _ = image_sources(Splits(part, part), 10, seed=3, pad=2)
+
+    def mean(batches):
+        return torch.cat([x for x, _ in batches]).mean()
+
+    seen, trained, whole = mean(source.seen(40)), mean(source.epoch(4)), mean(source.ordered(40))
+    assert abs(whole) < 1e-4 and trained < -1 and abs(seen - trained) < 0.1 * abs(trained)

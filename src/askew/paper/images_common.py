@@ -16,7 +16,10 @@ from askew.train.record import plain
 
 Kind = Literal["paper", "best"]
 Settings = Mapping[str, Any]  # fields of ImageTraining
-KINDS: dict[Kind, Settings] = {"paper": {"schedule": "steps"}, "best": {"schedule": "cosine"}}
+KINDS: dict[Kind, Settings] = {  # a method's options are those a table names, not those of `askew train`
+    "paper": {"schedule": "steps", "options": {}},
+    "best": {"schedule": "cosine", "options": {}},
+}
 STEPS = (50, 65, 90)  # epochs of 100 at which the paper looks at its form of ASkew
 OURS = "askew-level-first"
 MISSING = "not run"

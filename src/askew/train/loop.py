@@ -330,12 +330,12 @@ def last_value(record: Record, metric: str) -> Any:
 def score_snapped(
     model: nn.Module, optimizer: MethodOptimizer, train: Source, test: Source, config: TrainConfig
 ) -> Score:
-    """Accuracy and mean loss on `test`, weights on their levels and BatchNorm re-estimated on `train`.
+    """Accuracy and mean loss on `test`, weights on their levels and BatchNorm re-estimated on batches as in training.
 
     The weights are put back; BatchNorm's running statistics stay the snapped net's (training does not use them).
     """
     size, some = config.score_batch_size, config.batchnorm_images
-    chosen = islice(train.mixed(size), max(1, some // size)) if some else train.ordered(size)
+    chosen = islice(train.seen(size), max(1, some // size) if some else None)
     device = next(model.parameters()).device
     with snapped(optimizer), autocast(device, config.bf16):
         reestimate_batchnorm(model, chosen)

@@ -81,9 +81,9 @@ def settings_of(record: Record, data: Path | None) -> ImageTraining:
 def prepare(job: ImageTraining, model: nn.Module, optimizer: MethodOptimizer, images: int) -> dict[str, Any]:
     """Re-estimate BatchNorm on training images at the snapped weights; returns what pictures need to be normalised."""
     splits = load_images(job)
-    train, _ = image_sources(splits, BATCH, job.seed, torch.device("cpu"), pad=0)
+    train, _ = image_sources(splits, BATCH, job.seed, torch.device("cpu"), job.padding)
     taken = []
-    for batch in train.mixed(BATCH):
+    for batch in train.seen(BATCH):
         taken.append(batch)
         if len(taken) * BATCH >= images:
             break

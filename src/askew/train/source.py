@@ -32,8 +32,11 @@ class Source(Protocol):
         """All images once, in their own order and as they are, `size` at a time."""
         ...
 
-    def mixed(self, size: int) -> Iterator[Batch]:
-        """As `ordered`, but in a mixed order, always the same: the first batches have images of all classes."""
+    def seen(self, size: int) -> Iterator[Batch]:
+        """All images once as training sees them, cropped and mirrored, in a mixed order; always the same batches.
+
+        For BatchNorm's statistics: those of whole images are others where crops have black borders.
+        """
         ...
 
 
@@ -76,7 +79,7 @@ class TensorSource:
     def ordered(self, size: int) -> Iterator[Batch]:
         return self._parts(torch.arange(self.images, device=self.y.device), size)
 
-    def mixed(self, size: int) -> Iterator[Batch]:
+    def seen(self, size: int) -> Iterator[Batch]:
         order = torch.randperm(self.images, generator=torch.Generator().manual_seed(0)).to(self.y.device)
         return self._parts(order, size)
 
@@ -101,20 +104,22 @@ class ImageSource:
         return self.train.epoch(epoch, skip)
 
     def ordered(self, size: int) -> Iterator[Batch]:
-        return self._whole(size, shuffle=False)
+        return self._whole(size, trained=False)
 
-    def mixed(self, size: int) -> Iterator[Batch]:
-        return self._whole(size, shuffle=True)
+    def seen(self, size: int) -> Iterator[Batch]:
+        return self._whole(size, trained=True)
 
-    def _whole(self, size: int, shuffle: bool) -> Iterator[Batch]:
+    def _whole(self, size: int, trained: bool) -> Iterator[Batch]:
         rank, world = self.train.rank, self.train.world
         whole = Batches(
             self.data,
             -(-size // world) * world,
             mean=self.train.mean.tolist(),
             std=self.train.std.tolist(),
-            augment=False,
-            shuffle=shuffle,
+            augment=trained and self.train.augment,
+            pad=self.train.pad,
+            flip=self.train.flip,
+            shuffle=trained,
             dtype=self.train.dtype,
             drop_last=False,
             rank=rank,

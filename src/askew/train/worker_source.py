@@ -44,17 +44,17 @@ class WorkerSource:
         return self._on_device(epoch_loader(self.data, self.batch, epoch, skip=skip, **part))
 
     def ordered(self, size: int) -> Iterator[Batch]:
-        return self._whole(size, shuffle=False)
+        return self._once(self.whole, size, shuffle=False)
 
-    def mixed(self, size: int) -> Iterator[Batch]:
-        return self._whole(size, shuffle=True)
+    def seen(self, size: int) -> Iterator[Batch]:
+        return self._once(self.data, size, shuffle=True)
 
-    def _whole(self, size: int, shuffle: bool) -> Iterator[Batch]:
-        """Every image once, from its centre, in its own or in a fixed mixed order."""
+    def _once(self, data: ImageNet, size: int, shuffle: bool) -> Iterator[Batch]:
+        """Every image once, in its own or in a fixed mixed order."""
         size = -(-size // self.world) * self.world
         part = {"rank": self.rank, "world": self.world}
-        sampler = EpochSampler(len(self.whole), size, 0, 0, shuffle, drop_last=False, skip=0, **part)
-        return self._on_device(DataLoader(self.whole, batch_sampler=sampler, num_workers=self.workers))
+        sampler = EpochSampler(len(data), size, 0, 0, shuffle, drop_last=False, skip=0, **part)
+        return self._on_device(DataLoader(data, batch_sampler=sampler, num_workers=self.workers))
 
     def _on_device(self, loader: DataLoader) -> Iterator[Batch]:
         for x, y in _plain_errors(loader):

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from askew.bench import machine, shapes, steps, steps_report
+from askew.bench.compare import compared
 from askew.bench.contenders import CONTENDERS, REFERENCE
 from askew.bench.steps import StepBench
-from askew.train.record import load_all
+from askew.train.record import Record, load_all
 
 CPU = torch.device("cpu")
 
@@ -48,7 +49,10 @@ def test_a_small_run_is_recorded_and_shown(tmp_path, monkeypatch):
     assert len(record.extra["wait_seconds"][REFERENCE]) == 3 and record.config["steps"] >= 1
     assert record.summary[REFERENCE]["wait_ratio"] == 1.0
     presentation = steps_report.present([record])
-    assert "ASkew, paper form" in presentation.tables[0].markdown()
+    short, whole = presentation.tables
+    assert "ASkew, paper form" in whole.markdown() and record.environment["cpu"] in whole.title
+    assert short.rows[0][1] == "ResNet-18" and short.rows[0][5:7] == ("–", "–")  # PARQ did not run
+    assert "out" not in record.config
     assert len(presentation.figures["steps"][0].axes) == 1
 
 
@@ -82,7 +86,7 @@ def test_a_missing_rival_is_left_out_and_said(tmp_path, monkeypatch):
     config = StepBench(("resnet18",), rounds=2, build=False, out=tmp_path, device="cpu")
     (record,) = steps.run(config)
     assert record.summary["PARQ"] == {"missing": "no such package"}
-    assert steps_report.table(record).rows[1][1] == "–"
+    assert steps_report.table(record, 1e10).rows[1][1] == "–"
 
 
 @pytest.mark.parametrize("name", ["ASkew, level-first", "ASkew, paper form"])
@@ -92,3 +96,45 @@ def test_the_fused_step_needs_no_memory(name):
     p.grad = torch.randn(50, 1000)
     _, facts = steps._prepare(CONTENDERS[name], [p], p.numel(), 2, CPU)
     assert abs(facts["steady_bytes"]) < 0.05 and facts["peak_bytes"] < 0.05
+
+
+def made_up(case: str, device: str, stream: float, ratio: float) -> Record:
+    """A record of two optimizers: the second takes `ratio` times the first's time, in every round."""
+    seconds = {REFERENCE: [1e-3, 2e-3, 4e-3], "ASkew, level-first": [ratio * t for t in (1e-3, 2e-3, 4e-3)]}
+    fact = {"first_step_seconds": 0.1, "steady_bytes": 0.0, "peak_bytes": 0.0, "bytes_per_second": 5e9}
+    about = {"case": case, "device": device, "rounds": 3, "steps": 2, "parameters": 10**6, "tensors": 1}
+    extra = {"seconds": seconds, "wait_seconds": seconds, "stream": {"copy": stream}}
+    seen = {"cpu": "a CPU, 2 cores", "threads": 1, "gpu": "a GPU", "commit": "", "versions": {}}
+    return Record(
+        "bench-step", f"{case}-{device}", about, 0, summary=dict.fromkeys(seconds, fact), extra=extra, environment=seen
+    )
+
+
+def test_machines_are_told_apart():
+    """Records of a machine with a GPU, of both its parts: each row, table and panel says which one it is of."""
+    records = [
+        made_up("one-50m", "cpu", 1e10, 1.5),
+        made_up("one-50m", "cuda", 2e10, 0.5),
+        made_up("resnet18", "cpu", 2e10, 2.5),
+        made_up("one-1b", "cuda", 1e10, 0.75),
+    ]
+    presentation = steps_report.present(records)
+    short, *whole = presentation.tables
+    assert [row[:3] for row in short.rows] == [
+        ("a GPU", "one tensor of 50M", "0.50 (0.50–0.50)"),
+        ("a GPU", "one tensor of 1B", "0.75 (0.75–0.75)"),
+        ("a CPU, 2 cores, 1 thread", "ResNet-18", "2.50 (2.50–2.50)"),
+        ("a CPU, 2 cores, 1 thread", "one tensor of 50M", "1.50 (1.50–1.50)"),
+    ]
+    assert {row[-1] for row in short.rows} == {"25% / 25%"}  # of the best that any record of the machine saw
+    assert [grid.title.partition(":")[0] for grid in whole] == [row[0] for row in short.rows]
+    shown = [axes.get_title(loc="left") for axes in presentation.figures["steps"][0].axes if axes.get_visible()]
+    assert sorted(shown) == sorted(f"{row[1]} · {row[0]}" for row in short.rows)
+
+
+def test_ratios_are_taken_within_rounds():
+    """A machine that gets slower for both changes no ratio, and the median lies between the quartiles."""
+    found = compared([2.0, 40.0, 6.0], [1.0, 20.0, 3.0])
+    assert found == {"seconds": 6.0, "ratio": 2.0, "ratio_quartiles": [2.0, 2.0]}
+    found = compared([1.0, 2.0, 3.0, 4.0, 9.0], [1.0, 1.0, 2.0, 2.0, 1.0])
+    assert found["ratio_quartiles"][0] <= found["ratio"] <= found["ratio_quartiles"][1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,13 +18,14 @@ from askew.bench.steps import StepBench
 from askew.bench.training import TrainBench
 from askew.paper.present import show, write
 from askew.report.readme import replace_block
-from askew.train.record import load_all
+from askew.train.record import Record, load_all
 
 PRESENT = {
     steps.EXPERIMENT: steps_report.present,
     training.EXPERIMENT: training_report.present,
     infer.EXPERIMENT: infer_report.present,
 }
+SHORT = {steps.EXPERIMENT: steps_report.summary, training.EXPERIMENT: training_report.summary}  # for a README
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Show:
     folder: tyro.conf.Positional[Path]
     """Folder with the records, such as results/bench-step."""
     readme: Path | None = None
-    """A Markdown file whose block `<!-- BENCHMARK -->` gets the tables."""
+    """A Markdown file whose block `<!-- BENCHMARK -->` gets the short table (all tables, for inference)."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,12 @@ class BenchCommand:
             | Annotated[Show, tyro.conf.subcommand("show")]
         ]
     ]
+
+
+def readme_block(experiment: str, records: Sequence[Record]) -> str:
+    """What a README shows of a benchmark: its short table, or all of them where there is none."""
+    tables = [SHORT[experiment](records)] if experiment in SHORT else PRESENT[experiment](records).tables
+    return "\n".join(table.markdown() for table in tables).strip()
 
 
 def bench(command: BenchCommand, console: Console) -> None:
@@ -74,7 +82,7 @@ def bench(command: BenchCommand, console: Console) -> None:
     presentation = PRESENT[experiment](records)
     page = write(presentation, records, folder)
     if isinstance(what, Show) and what.readme is not None:
-        made = "\n".join(table.markdown() for table in presentation.tables).strip()
+        made = readme_block(experiment, records)
         write_text(what.readme, replace_block(what.readme.read_text("utf-8"), experiment, made))
     show(presentation, console)
     console.print(f"Records: {page.parent}/", soft_wrap=True, highlight=False)

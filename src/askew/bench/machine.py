@@ -68,3 +68,29 @@ def memory(call: Callable[[], object], device: torch.device) -> tuple[int, int]:
     events: list[Any] = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
     balance = list(accumulate((e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())), initial=0))
     return balance[-1], max(balance)
+
+
+def held(device: torch.device) -> int:
+    """Bytes on a GPU that cannot be used for anything else: live tensors, and of a CUDA graph its whole pool.
+
+    A graph keeps the memory of its step for itself, also between steps, when few tensors live there. Blocks that are
+    only cached for reuse do not count, so it does not matter what ran before.
+    """
+    gc.collect()
+    synchronise(device)
+    torch.cuda.empty_cache()
+    number = torch.cuda.current_device() if device.index is None else device.index
+    segments: list[dict[str, Any]] = [s for s in torch.cuda.memory_snapshot() if s["device"] == number]
+    shared = (0, 0)
+    return sum(s["allocated_size" if tuple(s["segment_pool_id"]) == shared else "total_size"] for s in segments)
+
+
+def footprint(begin: Callable[[], object], again: Callable[[], object], device: torch.device) -> tuple[int, int]:
+    """(bytes that a job holds once it has begun, peak above that when it goes on), by torch's allocators."""
+    if device.type != "cuda":
+        stays, _ = memory(begin, device)
+        return stays, memory(again, device)[1]
+    before = held(device)
+    begin()
+    _, peak = memory(again, device)
+    return held(device) - before, peak

@@ -12,15 +12,16 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from askew.bench import machine
+from askew.bench.compare import compared, settings
 from askew.bench.contenders import CONTENDERS, REFERENCE, Params, Steps
 from askew.bench.shapes import CASES, size
 from askew.native import build
@@ -133,10 +134,10 @@ def measure(case: str, config: StepBench, device: torch.device, progress: Callab
             waits[name].append(machine.seconds(optimizers[name].step, device))
             times[name].append(_in_a_row(optimizers[name], steps, device))
     for name, own in times.items():
-        facts[name] |= _compared(own, times[REFERENCE])
-        facts[name] |= {f"wait_{key}": value for key, value in _compared(waits[name], waits[REFERENCE]).items()}
+        facts[name] |= compared(own, times[REFERENCE])
+        facts[name] |= {f"wait_{key}": value for key, value in compared(waits[name], waits[REFERENCE]).items()}
         facts[name]["bytes_per_second"] = ADAM_BYTES * count / median(own)
-    about = {**asdict(config), "case": case, "device": str(device), "parameters": count, "tensors": len(params)}
+    about = {**settings(config), "case": case, "device": str(device), "parameters": count, "tensors": len(params)}
     about["steps"] = steps
     load = os.getloadavg() if hasattr(os, "getloadavg") else None
     extra = {"load": load, "seconds": times, "wait_seconds": waits}
@@ -157,12 +158,6 @@ def _in_a_row(optimizer: Steps, steps: int, device: torch.device) -> float:
             optimizer.step()
 
     return machine.seconds(several, device) / steps
-
-
-def _compared(own: list[float], reference: list[float]) -> dict[str, Any]:
-    """Median time, its ratio to the reference's, and the quartiles of the ratios round by round."""
-    low, _, high = quantiles([t / r for t, r in zip(own, reference, strict=True)], n=4)
-    return {"seconds": median(own), "ratio": median(own) / median(reference), "ratio_quartiles": [low, high]}
 
 
 def _prepare(

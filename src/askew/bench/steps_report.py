@@ -5,61 +5,68 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from matplotlib.figure import Figure
-
+from askew.bench.compare import by_machine, compared, machine_of, ratio_text
 from askew.bench.contenders import REFERENCE
-from askew.bench.shapes import TITLES
+from askew.bench.shapes import CASES, TITLES
+from askew.bench.steps_figure import figure
 from askew.paper.present import Presentation
-from askew.report.figures import styled
-from askew.report.style import INK
 from askew.report.tables import NONE, Grid
 from askew.train.record import Record
 
 LEAD = (
     "Time of one optimizer step, as a ratio to torch's fused Adam on the same parameters, in one process and in "
     "interleaved rounds; several steps in a row before the device is waited for, and beside that one step and a wait. "
-    "Bandwidth counts the 28 bytes a parameter that Adam must move in float32, against the better "
-    "of a copy and an update in place on the same machine. Extra bytes are those beyond weight, gradient "
-    "and two moments."
+    "Ratios are taken within a round; their median and quartiles are shown. "
+    "Bandwidth counts the 28 bytes a parameter that Adam must move in float32, against the best "
+    "of all copies and updates in place (of 256 MiB) seen on the same machine; a cache or a longer run over memory can "
+    "go above it. Extra bytes are those beyond weight, gradient and two moments."
 )
-
-
-def _number(value: float | None, form: str) -> str:
-    return NONE if value is None else format(value, form)
+OURS = "ASkew, level-first"
+SHORT = (OURS, "ASkew, paper form", "BinaryConnect", "PARQ, hard", "PARQ")  # columns of the short table
 
 
 def _count(n: int, what: str) -> str:
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
-def _waited(fact: dict[str, Any]) -> str:
-    return f"{fact['wait_ratio']:.2f}, {1e3 * fact['wait_seconds']:.2f}" if "wait_ratio" in fact else NONE
-
-
-def table(record: Record) -> Grid:
-    """One row an optimizer."""
-    fastest = max(record.extra["stream"].values())
-    rows = []
+def facts_of(record: Record) -> dict[str, dict[str, Any]]:
+    """The record's numbers, with the ratios of its rounds; of an optimizer that could not run, nothing."""
+    out: dict[str, dict[str, Any]] = {}
     for name, fact in record.summary.items():
-        if "missing" in fact:
+        out[name] = {}
+        if "missing" not in fact:
+            times, waits = record.extra["seconds"], record.extra["wait_seconds"]
+            waited = compared(waits[name], waits[REFERENCE])
+            again = compared(times[name], times[REFERENCE]) | {f"wait_{key}": value for key, value in waited.items()}
+            out[name] = fact | again
+    return out
+
+
+def bandwidth(records: Sequence[Record]) -> float:
+    """Bytes a second of the best copy or update in place that these records saw."""
+    return max(max(record.extra["stream"].values()) for record in records)
+
+
+def table(record: Record, fastest: float) -> Grid:
+    """One row an optimizer; fastest: the machine's bandwidth."""
+    rows = []
+    for name, fact in facts_of(record).items():
+        if not fact:
             rows.append((name, *[NONE] * 7))
             continue
-        low, high = fact["ratio_quartiles"]
         rows.append(
             (
                 name,
-                f"{fact['ratio']:.2f} ({low:.2f}–{high:.2f})",
+                ratio_text(fact),
                 f"{1e3 * fact['seconds']:.2f}",
-                _waited(fact),
+                f"{fact['wait_ratio']:.2f}, {1e3 * fact['wait_seconds']:.2f}",
                 f"{100 * fact['bytes_per_second'] / fastest:.0f}%",
-                _number(fact["steady_bytes"], ".1f"),
-                _number(fact["peak_bytes"], ".1f"),
+                f"{fact['steady_bytes']:.1f}",
+                f"{fact['peak_bytes']:.1f}",
                 f"{fact['first_step_seconds']:.2f}",
             )
         )
-    about, seen = record.config, record.environment
-    where = seen["gpu"] if about["device"].startswith("cuda") else f"{seen['cpu']}, {seen['threads']} threads"
-    built = record.extra.get("build_seconds")
+    about, built = record.config, record.extra.get("build_seconds")
     return Grid(
         (
             "optimizer",
@@ -72,33 +79,46 @@ def table(record: Record) -> Grid:
             "first step, s",
         ),
         tuple(rows),
-        title=f"{TITLES[about['case']]}: {about['parameters'] / 1e6:.1f}M parameters in "
+        title=f"{machine_of(record)}: {TITLES[about['case']]}, {about['parameters'] / 1e6:.4g}M parameters in "
         + _count(about["tensors"], "tensor"),
-        note=f"{where}; medians of {about['rounds']} rounds of {_count(about.get('steps', 1), 'step')}"
-        + (f"; the native library was built in {built:.1f} s." if built else "."),
+        note=f"{machine_of(record)}; medians of {about['rounds']} rounds of {_count(about['steps'], 'step')}; "
+        f"bandwidth {fastest / 1e9:.0f} GB/s" + (f"; the native library was built in {built:.1f} s." if built else "."),
     )
 
 
-@styled
-def figure(records: Sequence[Record]) -> Figure:
-    """Bars of the ratios, on a log axis, one panel a case."""
-    drawn = Figure(figsize=(7.2, 0.6 + 2.6 * len(records)), layout="constrained")
-    for axes, record in zip(drawn.subplots(len(records), 1, squeeze=False).flat, records, strict=True):
-        facts = {name: fact for name, fact in record.summary.items() if "ratio" in fact}
-        ratios = [fact["ratio"] for fact in facts.values()]
-        colours = ["#1a7fc4" if name.startswith("ASkew") else "#7b838c" for name in facts]
-        axes.barh(list(facts), ratios, color=colours, height=0.65)
-        for i, ratio in enumerate(ratios):
-            axes.annotate(f"{ratio:.2f}", (ratio, i), (3, 0), textcoords="offset points", va="center", fontsize=8)
-        axes.axvline(1, color=INK, linewidth=0.8, linestyle=":")
-        axes.set(xscale="log", title=TITLES[record.config["case"]], xlim=(0.4, 2 * max(ratios)))
-        axes.invert_yaxis()
-        axes.set_xlabel(f"time of a step / {REFERENCE}")
-    return drawn
+def _short(fact: dict[str, Any] | None) -> str:
+    return ratio_text(fact, 2 if fact["ratio"] < 10 else 1) if fact else NONE
+
+
+def summary(records: Sequence[Record]) -> Grid:
+    """The short table: one row a machine and case, the ratios of the main optimizers, our share of the bandwidth."""
+    rows, notes = [], []
+    for machine, own in by_machine(records, list(CASES)).items():
+        fastest = bandwidth(own)
+        rounds = sorted({record.config["rounds"] for record in own})
+        notes.append(f"{machine}: {' or '.join(map(str, rounds))} rounds, {fastest / 1e9:.0f} GB/s")
+        for record in own:
+            facts = facts_of(record)
+            ratios = [_short(facts.get(name)) for name in SHORT]
+            ours = facts.get(OURS)
+            waited = f"{ours['wait_ratio']:.2f}" if ours else NONE
+            shares = [f"{100 * f['bytes_per_second'] / fastest:.0f}%" for f in (ours, facts[REFERENCE]) if f]
+            rows.append((machine, TITLES[record.config["case"]], *ratios, waited, " / ".join(shares)))
+    return Grid(
+        ("machine", "parameters", *SHORT, "one step and wait", "of bandwidth"),
+        tuple(rows),
+        title="In short",
+        note=f"Time of a step / {REFERENCE}, several steps in a row: median of the rounds (quartiles). One step and "
+        f"wait: the same ratio of {OURS}, when the device is waited for after each step. Of bandwidth: {OURS} / "
+        f"{REFERENCE}. " + "; ".join(notes) + ".",
+        text_columns=2,
+    )
 
 
 def present(records: Sequence[Record]) -> Presentation:
-    """A table a case and one figure."""
-    caption = "Ratios to torch's fused Adam; blue: ASkew."
-    grids = [table(record) for record in records]
-    return Presentation("One optimizer step", LEAD, grids, {"steps": (figure(records), caption)})
+    """The short table, a table a machine and case, and one figure."""
+    machines = by_machine(records, list(CASES))
+    grids = [table(record, bandwidth(own)) for own in machines.values() for record in own]
+    caption = "Ratios to torch's fused Adam, a column of panels for each machine; blue: ASkew."
+    drawn = figure({name: {r.config["case"]: facts_of(r) for r in own} for name, own in machines.items()})
+    return Presentation("One optimizer step", LEAD, [summary(records), *grids], {"steps": (drawn, caption)})

@@ -1,4 +1,4 @@
-"""askew bench train: epochs a second and peak memory of whole training steps, every method in interleaved rounds.
+"""askew bench train: epochs a second and memory of whole training steps, every method in interleaved rounds.
 
 The steps are those of `askew train` (batch from images on the device, forward, backward, optimizer); the pixels are
 random, on which the time does not depend.
@@ -8,47 +8,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from askew.bench import machine
-from askew.data.images import ImageSet, Splits
-from askew.models.resnet import Stem
+from askew.bench.compare import compared, settings
+from askew.bench.training_run import CASES, Run, start
+from askew.optim import MethodOptimizer, diagnose
 from askew.report.style import look
 from askew.train.image_config import ImageTraining
-from askew.train.images import build_model, build_optimizer
-from askew.train.recipes import Dataset
 from askew.train.record import Record, writable_folder
-from askew.train.source import image_sources
-from askew.train.stepper import Eager, Static, Stepper
 
 EXPERIMENT = "bench-train"
 REFERENCE = "full-precision"
-EPOCHS, UNDER_WAY = 1000, 700  # of an imagined run: the measured steps come when level-first has captured a part
-
-
-@dataclass(frozen=True)
-class Case:
-    """A net and its data: side of an image, classes, images of a real epoch."""
-
-    title: str
-    dataset: Dataset
-    stem: Stem | None
-    side: int
-    classes: int
-    images: int
-
-
-CASES = {
-    "vgg-small": Case("VGG-small, CIFAR-10", "cifar10", None, 32, 10, 50_000),
-    "resnet18-tiny": Case("ResNet-18 (7x7 stem), TinyImageNet", "tiny-imagenet", "tiny", 64, 200, 100_000),
-    "resnet18-small": Case("ResNet-18 (3x3 stem), TinyImageNet", "tiny-imagenet", "small", 64, 200, 100_000),
-}
+ONE_BIT = ("binaryconnect", "md-tanh", "proxquant", "projected", "adaste", "parq", "askew", "askew-level-first")
+LOOKS = 7  # diagnoses that are timed
 
 
 @dataclass(frozen=True)
@@ -57,7 +35,7 @@ class TrainBench:
 
     cases: tuple[Literal["vgg-small", "resnet18-tiny", "resnet18-small"], ...] = ("vgg-small",)
     """Nets and data."""
-    methods: tuple[str, ...] = ("binaryconnect", "proxquant", "parq", "askew", "askew-level-first")
+    methods: tuple[str, ...] = ONE_BIT
     """Methods beside full precision."""
     rounds: int = 11
     """Interleaved rounds; every method takes `steps` steps in each."""
@@ -89,75 +67,56 @@ def run(config: TrainBench, progress: Callable[[str], None] = lambda what: None)
 
 
 def measure(name: str, config: TrainBench, progress: Callable[[str], None]) -> Record:
-    """All methods on one case: memory as each is made, then times in rounds of changing order."""
+    """All methods on one case: memory as each is made, times in rounds of changing order, then diagnoses."""
+    case = CASES[name]
     methods = [REFERENCE, *(m for m in config.methods if m != REFERENCE)]
+    jobs = {method: case.job(method, config.batch, config.width, config.device) for method in methods}
+    device = jobs[REFERENCE].where
     facts: dict[str, dict[str, Any]] = {}
-    rounds: dict[str, Callable[[], None]] = {}
-    for method in methods:
+    runs: dict[str, Run] = {}
+    for method, job in jobs.items():
         progress(f"{name}: {look(method).label}")
-        job = _job(name, method, config)
-        made: list[Callable[[], None]] = []
-
-        def begin(job: ImageTraining = job, made: list[Callable[[], None]] = made) -> None:
-            made.append(_rounds(name, job, config))
-            made[0]()
-
-        first = machine.seconds(begin, job.where)
-        _, peak = machine.memory(made[0], job.where)
-        rounds[method], facts[method] = made[0], {"first_round_seconds": first, "peak_bytes": peak}
-    device = _job(name, REFERENCE, config).where
+        runs[method], facts[method] = _prepare(name, job, config)
     times: dict[str, list[float]] = {method: [] for method in methods}
     order = random.Random(0)
     for i in range(config.rounds):
         progress(f"{name}: round {i + 1} of {config.rounds}")
         for method in order.sample(methods, len(methods)):
-            times[method].append(machine.seconds(rounds[method], device) / config.steps)
-    epoch = CASES[name].images // config.batch
+            times[method].append(machine.seconds(runs[method].take, device) / config.steps)
     for method, own in times.items():
-        low, _, high = quantiles([t / r for t, r in zip(own, times[REFERENCE], strict=True)], n=4)
+        seen = compared(own, times[REFERENCE])
+        epoch = case.images // config.batch * seen["seconds"]
+        look_seconds = _diagnosis_seconds(runs[method].optimizer, device)
         facts[method] |= {
-            "step_seconds": median(own),
-            "epochs_per_second": 1 / (epoch * median(own)),
-            "ratio": median(own) / median(times[REFERENCE]),
-            "ratio_quartiles": [low, high],
+            "step_seconds": seen.pop("seconds"),
+            **seen,
+            "epochs_per_second": 1 / epoch,
+            "diagnosis_seconds": look_seconds,
+            "diagnosis_share": look_seconds / epoch,
         }
-    about = asdict(config) | {"case": name, "device": device.type}
+    about = settings(config) | {"case": name, "device": device.type, "images": config.steps * config.batch}
     return Record(EXPERIMENT, f"{name}-{device.type}", about, 0, summary=facts, extra={"seconds": times})
 
 
-def _job(name: str, method: str, config: TrainBench) -> ImageTraining:
-    case = CASES[name]
-    return ImageTraining(
-        Path(),
-        case.dataset,
-        method,
-        epochs=EPOCHS,
-        batch=config.batch,
-        stem=case.stem,
-        width=config.width if case.dataset == "cifar10" else None,
-        device=config.device,
-    )
+def _prepare(name: str, job: ImageTraining, config: TrainBench) -> tuple[Run, dict[str, Any]]:
+    """The run after two rounds, how long the first took (on a CPU: watched by the profiler), and the run's memory."""
+    made: list[Run] = []
+    first = 0.0
+
+    def first_round() -> None:
+        made.append(start(CASES[name], job, config.steps, config.batch))
+        made[0].take()
+
+    def begin() -> None:
+        nonlocal first
+        first = machine.seconds(first_round, job.where)
+
+    held, peak = machine.footprint(begin, lambda: made[0].take(), job.where)
+    facts = {"held_bytes": held, "peak_bytes": peak, "memory_bytes": held + peak, "first_round_seconds": first}
+    return made[0], facts
 
 
-def _rounds(name: str, job: ImageTraining, config: TrainBench) -> Callable[[], None]:
-    """A call that takes the next `steps` steps of a run of this job."""
-    case, device, settings = CASES[name], job.where, job.settings()
-    rng = np.random.default_rng(0)
-    count = config.steps * config.batch
-    classes = tuple(map(str, range(case.classes)))
-    pixels = rng.integers(0, 256, (count, case.side, case.side, 3), np.uint8)
-    images = ImageSet(pixels, rng.integers(0, case.classes, count), classes, "random")
-    train, _ = image_sources(Splits(images, images.thinned(config.batch)), config.batch, 0, device, job.padding)
-    net = build_model(job, case.classes).to(device, memory_format=torch.channels_last)  # pyright: ignore
-    optimizer = build_optimizer(job, net, EPOCHS * config.steps)
-    scheduler = settings.scheduler(optimizer, train.images)
-    optimizer.advance(UNDER_WAY * config.steps)
-    kind: type[Static | Eager] = Static if settings.static else Eager
-    stepper: Stepper = kind(net.train(), optimizer, scheduler, train, settings.bf16)
-    epochs = iter(range(UNDER_WAY, EPOCHS))
-
-    def take() -> None:
-        for _ in stepper.steps(next(epochs), 0):
-            pass
-
-    return take
+def _diagnosis_seconds(optimizer: MethodOptimizer, device: torch.device) -> float:
+    """The median time of one look at all layers; the first has none before it to compare with and does not count."""
+    diagnose(optimizer)
+    return median(machine.seconds(lambda: diagnose(optimizer), device) for _ in range(LOOKS))

@@ -13,6 +13,7 @@ from askew.core import Clock
 from askew.core.annealing import check_positive
 from askew.core.levels import compute_dtype
 from askew.methods.base import Method, Site
+from askew.methods.fusible import fusible
 from askew.methods.pace import check_growth, check_period, grown, periods
 
 
@@ -65,21 +66,41 @@ class AdaSTE(Method):
 
     def direction(self, gradient: Tensor, w: Tensor, site: Site) -> Tensor:
         mu, hard = self.number("mu_before", site), self.phase(site.clock)[1]
-        scaled = gradient * factor(_level_units(w, site), gradient, mu, self.alpha, self.limit, self.quiet, hard)
-        return scaled.to(gradient.dtype)
+        return damped(gradient, w, site.scale, mu, self.alpha, self.limit, self.quiet, hard)
 
     def forward_weight(self, w: Tensor, site: Site) -> Tensor:
         if site.levels.values != (-1.0, 1.0):
             raise ValueError(
                 f"{site.name}: AdaSTE is defined for the levels -1 and +1 only, got {list(site.levels.values)}"
             )
-        out = forward_map(_level_units(w, site), self.number("mu", site), self.alpha, self.phase(site.clock)[0])
-        return (out if site.scale is None else out * site.scale).to(w.dtype)
+        return hardened(w, site.scale, self.number("mu", site), self.alpha, self.phase(site.clock)[0])
 
 
-def _level_units(w: Tensor, site: Site) -> Tensor:
+@fusible
+def damped(
+    gradient: Tensor,
+    w: Tensor,
+    scale: Tensor | None,
+    mu: float | Tensor,
+    alpha: float,
+    limit: float,
+    quiet: float,
+    hard: bool,
+) -> Tensor:
+    """g * factor(w/s, g)."""
+    return (gradient * factor(_level_units(w, scale), gradient, mu, alpha, limit, quiet, hard)).to(gradient.dtype)
+
+
+@fusible
+def hardened(w: Tensor, scale: Tensor | None, mu: float | Tensor, alpha: float, hard: bool) -> Tensor:
+    """s * forward_map(w/s)."""
+    out = forward_map(_level_units(w, scale), mu, alpha, hard)
+    return (out if scale is None else out * scale).to(w.dtype)
+
+
+def _level_units(w: Tensor, scale: Tensor | None) -> Tensor:
     q = w.to(compute_dtype(w.dtype))
-    return q if site.scale is None else q / site.scale
+    return q if scale is None else q / scale
 
 
 def _hard(mu: float, alpha: float) -> bool:

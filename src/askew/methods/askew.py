@@ -8,9 +8,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from askew.core import Clock
+from askew.core import Clock, LevelSet
 from askew.core.direction import arrive, level_first, level_units, quantile_radius, remoteness, skew, snap
-from askew.methods.base import Method, Site, drawn, hull
+from askew.methods.base import Method, Site, clamped, drawn, has_hull, hull, snapped
+from askew.methods.fusible import fusible
 
 
 class EpsilonSkew(Method):
@@ -23,7 +24,7 @@ class EpsilonSkew(Method):
     name: ClassVar[str] = "askew"
 
     def direction(self, gradient: Tensor, w: Tensor, site: Site) -> Tensor:
-        return skew(gradient, w, site.levels, site.value, site.alpha, site.clip, site.scale).neg_()
+        return skewed(gradient, w, site.levels, site.value, site.alpha, site.clip, site.scale)
 
     def retract(self, w: Tensor, before: Tensor | None, site: Site) -> Tensor:
         return hull(w, site) if site.clamp else w
@@ -47,17 +48,16 @@ class LevelFirstSkew(Method):
 
     def direction(self, gradient: Tensor, w: Tensor, site: Site) -> Tensor:
         if self.by == "quantile":
-            q = level_units(w, site.levels, site.scale)
-            radius = quantile_radius(remoteness(q, site.levels), site.value)
+            radius = quantile_radius(remote(w, site.levels, site.scale), site.value)
             held = site.memory.setdefault("radius", radius)
             held.copy_(torch.maximum(held, radius))
-        return level_first(gradient, w, site.levels, self.radius(site), site.alpha, site.scale).neg_()
+        return drawn_first(gradient, w, site.levels, self.radius(site), site.alpha, site.scale)
 
     def retract(self, w: Tensor, before: Tensor | None, site: Site) -> Tensor:
         if self.phase(site.clock):
-            return snap(w, site.levels, site.scale)
+            return snapped(w, site.levels, site.scale)
         if before is not None:
-            w = arrive(w, before, site.levels, self.radius(site), site.scale)
+            return arrived(w, before, site.levels, self.radius(site), site.scale, site.clamp and has_hull(site))
         return hull(w, site) if site.clamp else w
 
     def radius(self, site: Site) -> Tensor:
@@ -89,4 +89,39 @@ class RoundedLevelFirst(LevelFirstSkew):
     latent: ClassVar[bool] = True
 
     def forward_weight(self, w: Tensor, site: Site) -> Tensor:
-        return snap(w, site.levels, site.scale)
+        return snapped(w, site.levels, site.scale)
+
+
+@fusible
+def skewed(
+    gradient: Tensor,
+    w: Tensor,
+    levels: LevelSet,
+    epsilon: Tensor,
+    alpha: float,
+    clip: float | Tensor,
+    scale: Tensor | None,
+) -> Tensor:
+    """-s^c_{eps,alpha}(gradient, w)."""
+    return skew(gradient, w, levels, epsilon, alpha, clip, scale).neg_()
+
+
+@fusible
+def drawn_first(
+    gradient: Tensor, w: Tensor, levels: LevelSet, radius: Tensor, alpha: float, scale: Tensor | None
+) -> Tensor:
+    """The level-first direction as a gradient."""
+    return level_first(gradient, w, levels, radius, alpha, scale).neg_()
+
+
+@fusible
+def arrived(w: Tensor, before: Tensor, levels: LevelSet, radius: Tensor, scale: Tensor | None, clamp: bool) -> Tensor:
+    """Where a level-first step from `before` to w may end; then, if asked for, clamped to s [c_1, c_K]."""
+    w = arrive(w, before, levels, radius, scale)
+    return clamped(w, levels, scale) if clamp else w
+
+
+@fusible
+def remote(w: Tensor, levels: LevelSet, scale: Tensor | None) -> Tensor:
+    """Each weight's distance to its level in half gaps."""
+    return remoteness(level_units(w, levels, scale), levels)

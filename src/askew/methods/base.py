@@ -6,6 +6,8 @@ One step of the optimizer (optim/wrapper.py):
     w        = method.retract(w, before, site)         where the step may end
     forward  = method.forward_weight(w, site)          what the network computes with
 Only a method with `latent = True` has a forward_weight of its own; the wrapper then keeps w as a second copy.
+
+What a hook computes weight by weight is a `@fusible` function (fusible.py): one kernel inside a CUDA graph of a step.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from torch import Tensor
 from askew.core import Clock, LevelSet, Per, ScaleKind, scale_of
 from askew.core.direction import level_units, snap
 from askew.core.levels import draw
+from askew.methods.fusible import fusible
 
 
 @dataclass
@@ -101,12 +104,22 @@ class FullPrecision(Method):
 
 def hull(w: Tensor, site: Site) -> Tensor:
     """w clamped to [c_1, c_K], times the scale; not to a scale that still follows w, or both would shrink."""
-    low, high = site.levels.values[0], site.levels.values[-1]
-    if site.scale is None:
-        return w.clamp(low, high)
-    if "scale" not in site.memory:
-        return w
-    return w.clamp((low * site.scale).to(w.dtype), (high * site.scale).to(w.dtype))
+    return clamped(w, site.levels, site.scale) if has_hull(site) else w
+
+
+def has_hull(site: Site) -> bool:
+    """Whether `hull` clamps here: there is no scale, or it is frozen."""
+    return site.scale is None or "scale" in site.memory
+
+
+@fusible
+def clamped(w: Tensor, levels: LevelSet, scale: Tensor | None) -> Tensor:
+    """w clamped to s [c_1, c_K]."""
+    low, high = levels.values[0], levels.values[-1]
+    return w.clamp(low, high) if scale is None else w.clamp((low * scale).to(w.dtype), (high * scale).to(w.dtype))
+
+
+snapped = fusible(snap)
 
 
 def drawn(w: Tensor, site: Site) -> Tensor:

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from askew.core.direction import snap
-from askew.methods.base import Method, Site, drawn, hull
+from askew.methods.base import Method, Site, drawn, hull, snapped
 
 
 @dataclass
@@ -36,5 +35,5 @@ class BinaryConnect(Method):
 
     def forward_weight(self, w: Tensor, site: Site) -> Tensor:
         if not self.stochastic:
-            return snap(w, site.levels, site.scale)
+            return snapped(w, site.levels, site.scale)
         return drawn(w, site)

@@ -13,7 +13,8 @@ from askew.core import LevelSet
 from askew.core.annealing import check_positive
 from askew.core.direction import snap
 from askew.core.levels import compute_dtype, nearest
-from askew.methods.base import Method, Site
+from askew.methods.base import Method, Site, snapped
+from askew.methods.fusible import fusible
 
 StepRule = Literal["adam", "sgd"]
 DECAY, SQUARE_DECAY, TINY = 0.9, 0.999, 1e-16  # of the two moments of the step's gradient; added to the root
@@ -51,14 +52,13 @@ class Lsq(Method):
 
     def direction(self, gradient: Tensor, w: Tensor, site: Site) -> Tensor:
         s = site.scale = self._step(w, site)
-        q = w.to(s.dtype) / s
-        inside = (q >= site.levels.values[0]) & (q <= site.levels.values[-1])
+        passed = inside(gradient, w, site.levels, s)
         self._move(s, step_gradient(gradient, w, site.levels, s), site)
-        return torch.where(inside, gradient, torch.zeros_like(gradient))
+        return passed
 
     def forward_weight(self, w: Tensor, site: Site) -> Tensor:
         site.scale = self._step(w, site)
-        return snap(w, site.levels, site.scale)
+        return snapped(w, site.levels, site.scale)
 
     def final(self, w: Tensor, site: Site) -> Tensor:
         return snap(w, site.levels, site.memory.get("scale", site.scale))
@@ -77,15 +77,37 @@ class Lsq(Method):
         """One step of the step, in place."""
         moment, square, count = (site.memory[key] for key in ("moment", "square", "count"))
         if self.rule == "sgd":
-            moment.mul_(DECAY).add_(gradient)
-            s.copy_(torch.maximum(s - site.lr * self.rate * moment, s / 2))
-            return
-        relative = gradient * s
-        count.add_(1)
-        moment.lerp_(relative, 1 - DECAY)
-        square.lerp_(relative * relative, 1 - SQUARE_DECAY)
-        size = (square / (1 - SQUARE_DECAY**count)).sqrt() + TINY
-        s.mul_(torch.exp(-site.lr * self.rate * moment / (1 - DECAY**count) / size))
+            momentum_step(s, gradient, moment, site.lr, self.rate)
+        else:
+            adam_step(s, gradient, moment, square, count, site.lr, self.rate)
+
+
+@fusible
+def inside(gradient: Tensor, w: Tensor, levels: LevelSet, s: Tensor) -> Tensor:
+    """The gradient where w/s lies in [c_1, c_K], else 0."""
+    q = w.to(s.dtype) / s
+    kept = (q >= levels.values[0]) & (q <= levels.values[-1])
+    return torch.where(kept, gradient, torch.zeros_like(gradient))
+
+
+@fusible
+def momentum_step(s: Tensor, gradient: Tensor, moment: Tensor, lr: float | Tensor, rate: float) -> None:
+    """s and its moment, in place."""
+    moment.mul_(DECAY).add_(gradient)
+    s.copy_(torch.maximum(s - lr * rate * moment, s / 2))
+
+
+@fusible
+def adam_step(
+    s: Tensor, gradient: Tensor, moment: Tensor, square: Tensor, count: Tensor, lr: float | Tensor, rate: float
+) -> None:
+    """s, by its logarithm, and its moments, in place."""
+    relative = gradient * s
+    count.add_(1)
+    moment.lerp_(relative, 1 - DECAY)
+    square.lerp_(relative * relative, 1 - SQUARE_DECAY)
+    size = (square / (1 - SQUARE_DECAY**count)).sqrt() + TINY
+    s.mul_(torch.exp(-lr * rate * moment / (1 - DECAY**count) / size))
 
 
 def _shared(x: Tensor, s: Tensor) -> tuple[int, ...]:
@@ -105,11 +127,17 @@ def step_gradient(gradient: Tensor, w: Tensor, levels: LevelSet, s: Tensor) -> T
 
     nearest(q) - q  where q = w/s lies in [c_1, c_K] (straight through the rounding);  c_1 or c_K beyond
     """
+    total = step_change(gradient, w, levels, s).sum(dim=_shared(w, s), keepdim=s.ndim > 0)
+    return total / math.sqrt(w.numel() / s.numel() * _top(levels))
+
+
+@fusible
+def step_change(gradient: Tensor, w: Tensor, levels: LevelSet, s: Tensor) -> Tensor:
+    """g * d(s nearest(w/s))/ds of each weight."""
     q = w.to(s.dtype) / s
     low, high = levels.values[0], levels.values[-1]
     change = nearest(q, levels) - torch.where((q >= low) & (q <= high), q, torch.zeros_like(q))
-    total = (gradient.to(s.dtype) * change).sum(dim=_shared(w, s), keepdim=s.ndim > 0)
-    return total / math.sqrt(w.numel() / s.numel() * _top(levels))
+    return gradient.to(s.dtype) * change
 
 
 def _top(levels: LevelSet) -> float:

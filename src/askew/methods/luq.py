@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from askew.core.direction import snap
-from askew.methods.base import Method, Site
+from askew.methods.base import Method, Site, snapped
 
 
 class Luq(Method):
@@ -24,4 +23,4 @@ class Luq(Method):
     latent: ClassVar[bool] = True
 
     def forward_weight(self, w: Tensor, site: Site) -> Tensor:
-        return snap(w, site.levels, site.scale)
+        return snapped(w, site.levels, site.scale)

@@ -12,6 +12,7 @@ from askew.core import Clock, LevelSet
 from askew.core.annealing import check_positive
 from askew.core.levels import compute_dtype
 from askew.methods.base import Method, Site
+from askew.methods.fusible import fusible
 from askew.methods.pace import check_growth, check_period, grown, periods
 
 CAP = 1e35  # the authors' largest beta
@@ -57,11 +58,16 @@ class MirrorDescent(Method):
         return {"beta": self.steepness(clock)}
 
     def forward_weight(self, w: Tensor, site: Site) -> Tensor:
-        x = w.to(compute_dtype(w.dtype))
-        beta = self.number("beta", site)
-        if site.scale is None:
-            return soft_levels(x, site.levels, beta).to(w.dtype)
-        return (soft_levels(x / site.scale, site.levels, beta) * site.scale).to(w.dtype)
+        return mirrored(w, site.levels, site.scale, self.number("beta", site))
+
+
+@fusible
+def mirrored(w: Tensor, levels: LevelSet, scale: Tensor | None, beta: float | Tensor) -> Tensor:
+    """s * soft_levels(w/s)."""
+    x = w.to(compute_dtype(w.dtype))
+    if scale is None:
+        return soft_levels(x, levels, beta).to(w.dtype)
+    return (soft_levels(x / scale, levels, beta) * scale).to(w.dtype)
 
 
 def soft_levels(x: Tensor, levels: LevelSet, beta: float | Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from askew.core import LevelSet
 from askew.core.levels import compute_dtype
 from askew.methods.base import Method, Site, hull
+from askew.methods.fusible import fusible
 
 
 @dataclass
@@ -45,5 +46,10 @@ def sphere(w: Tensor, levels: LevelSet, scale: Tensor | None = None) -> Tensor:
     ones = torch.ones_like(x) if scale is None else scale.expand_as(x)
     radius = root_mean_square * torch.linalg.vector_norm(ones)
     norm = torch.linalg.vector_norm(x)
-    flat = radius / x.numel() ** 0.5
-    return torch.where(norm > 0, x * (radius / norm), flat).to(w.dtype)
+    return stretched(w, radius, norm, radius / x.numel() ** 0.5)
+
+
+@fusible
+def stretched(w: Tensor, radius: Tensor, norm: Tensor, flat: Tensor) -> Tensor:
+    """w * radius / norm; from norm 0, flat."""
+    return torch.where(norm > 0, w.to(compute_dtype(w.dtype)) * (radius / norm), flat).to(w.dtype)

@@ -11,7 +11,8 @@ from torch import Tensor
 from askew.core import Clock, LevelSet
 from askew.core.annealing import check_point, check_positive
 from askew.core.direction import snap
-from askew.methods.base import Method, Site, hull
+from askew.methods.base import Method, Site, clamped, has_hull, snapped
+from askew.methods.fusible import fusible
 from askew.methods.pace import check_period, periods
 
 
@@ -55,9 +56,17 @@ class ProxQuant(Method):
 
     def retract(self, w: Tensor, before: Tensor | None, site: Site) -> Tensor:
         if self.phase(site.clock):
-            return snap(w, site.levels, site.scale)
-        strength = site.lr * self.number("rate", site)
-        return hull(prox(w, site.levels, strength, site.scale), site)
+            return snapped(w, site.levels, site.scale)
+        return drawn_in(w, site.levels, site.scale, site.lr, self.number("rate", site), has_hull(site))
+
+
+@fusible
+def drawn_in(
+    w: Tensor, levels: LevelSet, scale: Tensor | None, lr: float | Tensor, rate: float | Tensor, clamp: bool
+) -> Tensor:
+    """prox_lambda(w), lambda = lr * rate; then, if asked for, clamped to s [c_1, c_K]."""
+    x = prox(w, levels, lr * rate, scale)
+    return clamped(x, levels, scale) if clamp else x
 
 
 def prox(w: Tensor, levels: LevelSet, strength: float | Tensor, scale: Tensor | None = None) -> Tensor:

@@ -22,6 +22,7 @@ DECLARE(avx512)
 namespace {
 
 constexpr int64_t CHUNK = 1 << 14;  // elements that one thread takes at a time
+constexpr int64_t LAST = 16;        // one chunk in so many is shared out at the end
 
 struct Set {
   void (*step)(const Job*, const Rule*, int64_t, int64_t);
@@ -59,19 +60,24 @@ void advance(Job& job, const Rule& r) {
 
 int64_t pieces(int64_t n) { return (n + CHUNK - 1) / CHUNK; }
 
-// Calls visit(job index, start, end) for each chunk of the list, from all threads.
+// Calls visit(job index, start, end) for each chunk of the list, from all threads. Each thread has a stretch of its own,
+// for long runs through memory are what its prefetching is good at; the last part is for whoever is free first.
 template <typename Length, typename Visit>
 void over_chunks(int64_t count, int threads, Length length, Visit visit) {
   int64_t total = 0;
   for (int64_t j = 0; j < count; ++j) total += pieces(length(j));
-  std::atomic<int64_t> next{0};
-  askew::parallel(threads < total ? threads : (int)total, [&] {
+  const int64_t crew = threads < total ? threads : total, own = total - total / LAST;
+  std::atomic<int64_t> stretch{0}, next{own};
+  askew::parallel((int)crew, [&] {
     int64_t at = 0, first = 0;  // chunk numbers only grow, so each thread walks the list once
-    for (int64_t k; (k = next.fetch_add(1)) < total;) {
+    auto chunk = [&](int64_t k) {
       while (k - first >= pieces(length(at))) first += pieces(length(at++));
       int64_t start = (k - first) * CHUNK, n = length(at);
       visit(at, start, start + CHUNK < n ? start + CHUNK : n);
-    }
+    };
+    for (int64_t i; (i = stretch.fetch_add(1)) < crew;)
+      for (int64_t k = own * i / crew; k < own * (i + 1) / crew; ++k) chunk(k);
+    for (int64_t k; (k = next.fetch_add(1)) < total;) chunk(k);
   });
 }
 

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from askew.core import Clock
 from askew.data.loader import Plan
+from askew.methods.fusible import compiled
 from askew.optim import MethodOptimizer
 from askew.train.source import ImageSource, Source
 
@@ -69,7 +70,8 @@ class Static:
     At the start of an epoch its plan (order, shifts, flips) and a table of numbers (one row a step: learning rate of
     each group, dials of the optimizer) go to the device; a step reads the place that its own counter points to. What
     the host decides (optimizer.phase) holds for a graph's life: when it changes, one step is taken op by op and the
-    next ones are captured anew. On a CPU, and with capture=False, every step is taken op by op.
+    next ones are captured anew. The mathematics of the method is compiled, too (methods/fusible.py); the steps op by op
+    before a capture make its kernels. On a CPU, and with capture=False, every step is taken op by op, as written.
 
     Gradients are not checked step by step; a loss that is not finite ends the run at the end of its epoch.
     """
@@ -161,14 +163,14 @@ class Static:
         self.graph = None
         main = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(main)
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), compiled():
             self._step()
         main.wait_stream(self.stream)
         self.warm -= 1
         if self.warm <= 0 and following == phase:
             torch.cuda.synchronize(self.device)
             self.graph, self.graph_phase = torch.cuda.CUDAGraph(), phase
-            with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"), compiled():
                 self._step()
 
     def _step(self) -> None:

@@ -102,6 +102,24 @@ def _by_hand(kind, u, q, c, value):
     return level if captured and (level - q) * (level - after) <= 0 else after
 
 
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_every_element_is_taken_once_by_any_number_of_threads(threads):
+    """Sizes around the kernel's chunks of 2^14; SGD at rate 1 on gradients of 1 moves each weight by 1, once."""
+    sizes = [1, 2**14 - 1, 2**14, 2**14 + 1, 5, 3 * 2**14 + 7, 1, 20 * 2**14 + 3, 2]
+    ps = [nn.Parameter(torch.zeros(n)) for n in sizes]
+    for p in ps:
+        p.grad = torch.ones_like(p)
+    groups = [{"params": ps[:4], "levels": askew.binary()}, {"params": ps[4:], "levels": None}]
+    opt = MethodOptimizer(SGD(groups, lr=1.0), FullPrecision(), fused=True)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        opt.step()
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(p.detach(), torch.full_like(p, -1.0)) for p in ps)
+
+
 @pytest.mark.parametrize("base", ["momentum", "adam"])
 def test_both_forms_go_on_from_each_other(base):
     """State dicts interchange; a run that changes form at every step stays with the wrapped run."""

@@ -10,6 +10,8 @@ import tyro
 from askew.paper import (
     cifar_grid,
     cifar_grid_report,
+    cifar_ideas,
+    cifar_ideas_report,
     cifar_steps,
     cifar_steps_report,
     cifar_w1,
@@ -45,6 +47,7 @@ PRESENT: dict[str, Callable[[Sequence[Record]], Presentation]] = {
     "cifar-w1": cifar_w1_report.present,
     "cifar-steps": cifar_steps_report.present,
     "cifar-grid": cifar_grid_report.present,
+    "cifar-ideas": cifar_ideas_report.present,
     "tiny-w1": tiny_w1_report.present,
     "imagenet-w1": imagenet_w1_report.present,
     "tiny-low": tiny_low_report.present,
@@ -58,6 +61,7 @@ Paper = (
     | Annotated[cifar_w1.CifarW1, tyro.conf.subcommand("cifar-w1")]
     | Annotated[cifar_steps.CifarSteps, tyro.conf.subcommand("cifar-steps")]
     | Annotated[cifar_grid.CifarGrid, tyro.conf.subcommand("cifar-grid")]
+    | Annotated[cifar_ideas.CifarIdeas, tyro.conf.subcommand("cifar-ideas")]
     | Annotated[tiny_w1.TinyW1, tyro.conf.subcommand("tiny-w1")]
     | Annotated[imagenet_w1.ImageNetW1, tyro.conf.subcommand("imagenet-w1")]
     | Annotated[tiny_low.TinyLow, tyro.conf.subcommand("tiny-low")]
@@ -68,6 +72,7 @@ IMAGES: dict[type[ImageRuns], Callable[[Any, OnJob | None], list[Record]]] = {
     cifar_w1.CifarW1: cifar_w1.run,
     cifar_steps.CifarSteps: cifar_steps.run,
     cifar_grid.CifarGrid: cifar_grid.run,
+    cifar_ideas.CifarIdeas: cifar_ideas.run,
     tiny_w1.TinyW1: tiny_w1.run,
     imagenet_w1.ImageNetW1: imagenet_w1.run,
     tiny_low.TinyLow: tiny_low.run,

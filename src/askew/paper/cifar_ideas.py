@@ -1,0 +1,120 @@
+"""Ideas for one bit a weight on CIFAR-10 and what each gives: short runs, scored on held-out training images.
+
+Not in the paper. VGG-small as in cifar-w1; each question changes one thing of its first row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from askew.paper.image_runs import ImageRuns, complete, training
+from askew.paper.images_common import KINDS, Experiment, Settings
+from askew.train.grid_job import OnJob
+from askew.train.record import Record
+
+EXPERIMENT = Experiment("cifar-ideas", "Ideas for one bit a weight on CIFAR-10", {"dataset": "cifar10"}, ())
+OURS, STRAIGHT = "askew-level-first", "binaryconnect"
+
+
+@dataclass(frozen=True)
+class Idea:
+    """One row: what is changed, in words and as fields of ImageTraining."""
+
+    key: str
+    label: str
+    settings: Settings = field(default_factory=dict)
+    method: str = OURS
+
+
+def _layers(key: str, label: str, *names: str) -> Idea:
+    """BinaryConnect with some layers left in full precision."""
+    return Idea(f"real-{key}", f"{label} in full precision", {"lr": 0.03, "skip": names}, STRAIGHT)
+
+
+QUESTIONS: dict[str, tuple[Idea, ...]] = {
+    "What there is to gain": (
+        Idea("full", "full precision, lr .01", {"lr": 0.01}, "full-precision"),
+        Idea("full-faster", "full precision, lr .03", {"lr": 0.03}, "full-precision"),
+        Idea("binaryconnect", "BinaryConnect", {"lr": 0.03}, STRAIGHT),
+        Idea("stochastic", "BinaryConnect, weights drawn at random", {"lr": 0.03}, "binaryconnect-stochastic"),
+        Idea("parq", "PARQ, lr .06", {"lr": 0.06}, "parq"),
+        Idea("parq-longer", "PARQ, lr .06, annealed until 90%", {"lr": 0.06, "options": {"anneal_end": 0.9}}, "parq"),
+    ),
+    "Which layers cost it (BinaryConnect)": (
+        Idea("binaryconnect", "all layers at one bit", {"lr": 0.03}, STRAIGHT),
+        _layers("first", "first layer", "features.0.*"),
+        _layers("second", "second layer", "features.1.*"),
+        _layers("middle", "third and fourth layer", "features.2.*", "features.3.*"),
+        _layers("late", "fifth and sixth layer", "features.4.*", "features.5.*"),
+        _layers("last", "last layer", "head.*"),
+    ),
+    "When to capture": (
+        Idea("level-first", "from 50% of the run on"),
+        Idea("start-30", "from 30%", {"start": 0.3}),
+        Idea("start-70", "from 70%", {"start": 0.7}),
+        Idea("cool-first", "from 65%, learning rate at its end by then", {"start": 0.65, "cosine_end": 0.65}),
+    ),
+    "At what pace": (
+        Idea("level-first", "radius, linear in time"),
+        Idea("power-half", "radius, square root of time", {"power": 0.5}),
+        Idea("power-two", "radius, square of time", {"power": 2.0}),
+        Idea("quantile", "part of the weights, linear in time", {"by": "quantile"}),
+    ),
+    "How fast, how strong": (
+        Idea("level-first", "lr .03, alpha .05"),
+        Idea("lr-015", "lr .015", {"lr": 0.015}),
+        Idea("lr-06", "lr .06", {"lr": 0.06}),
+        Idea("lr-1", "lr .1", {"lr": 0.1}),
+        Idea("alpha-01", "alpha .01", {"alpha": 0.01}),
+        Idea("alpha-5", "alpha .5", {"alpha": 0.5}),
+    ),
+    "What the net computes with": (
+        Idea("level-first", "the weights as they are"),
+        Idea("rounded", "their nearest levels", {}, "askew-level-first-rounded"),
+        Idea("dithered", "levels drawn with the weights as mean", {}, "askew-level-first-dithered"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class CifarIdeas(ImageRuns):
+    """Ideas for one bit on CIFAR-10, one change at a time: short runs, scored on held-out training images."""
+
+    out: Path = Path("results/cifar-ideas")
+    """Folder for the records, tables and figures."""
+    seeds: int = 2
+    """Runs of each idea."""
+    epochs: int = 40
+    """Passes over the training images."""
+    holdout: int = 5000
+    """Training images held out for scoring."""
+    width: int | None = None
+    """Width of VGG-small's first layer (128 if not given); less for a trial."""
+
+    def own(self) -> dict[str, Any]:
+        return {"width": self.width, "holdout": self.holdout}
+
+
+def ideas() -> dict[str, Idea]:
+    """Each idea once, by its key."""
+    return {idea.key: idea for group in QUESTIONS.values() for idea in group}
+
+
+def run(config: CifarIdeas, on_status: OnJob | None = None) -> list[Record]:
+    """Make the runs that are missing; the records of all."""
+    jobs = [
+        training(
+            EXPERIMENT,
+            config,
+            idea.method,
+            idea.key,
+            {**KINDS["best"], **idea.settings},
+            seed,
+            {"kind": "best", "settings": "ours"},
+        )
+        for seed in range(config.seeds)
+        for idea in ideas().values()
+    ]
+    return complete(jobs, config, on_status)

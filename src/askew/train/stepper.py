@@ -1,6 +1,7 @@
 """How training steps are taken: op by op (Eager), or from fixed buffers, compiled, as a CUDA graph (Static).
 
-Both take the same steps: the same batches, learning rates, schedules and order of operations.
+Both take the same steps: the same batches, learning rates, schedules and order of operations; what is compiled rounds
+in its own way.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from askew.methods.registry import METHODS
 from askew.models.vgg_small import VGGSmall
 from askew.optim import groups
 from askew.paper import cifar_ideas, cifar_ideas_report, image_runs
-from askew.paper.cifar_ideas import OURS, QUESTIONS, CifarIdeas, ideas
+from askew.paper.cifar_ideas import OURS, QUESTIONS, ROUNDED, CifarIdeas, ideas
 from askew.train.record import load_all
 
 
@@ -40,8 +40,8 @@ def test_one_key_means_one_thing_and_every_question_starts_from_a_base() -> None
     for group in QUESTIONS.values():
         for idea in group:
             assert ideas()[idea.key].settings == idea.settings and ideas()[idea.key].method == idea.method
-    bases = {group[0].method for group in list(QUESTIONS.values())[2:]}
-    assert bases == {OURS} and all(not group[0].settings for group in list(QUESTIONS.values())[2:])
+    ours = list(QUESTIONS.values())[2:]
+    assert {group[0].method for group in ours} == {OURS, ROUNDED} and not any(group[0].settings for group in ours)
 
 
 def test_layers_left_in_full_precision_exist() -> None:

@@ -15,7 +15,7 @@ from askew.train.grid_job import OnJob
 from askew.train.record import Record
 
 EXPERIMENT = Experiment("cifar-ideas", "Ideas for one bit a weight on CIFAR-10", {"dataset": "cifar10"}, ())
-OURS, STRAIGHT = "askew-level-first", "binaryconnect"
+OURS, ROUNDED, STRAIGHT = "askew-level-first", "askew-level-first-rounded", "binaryconnect"
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,16 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
     ),
     "What the net computes with": (
         Idea("level-first", "the weights as they are"),
-        Idea("rounded", "their nearest levels", {}, "askew-level-first-rounded"),
+        Idea("rounded", "their nearest levels", {}, ROUNDED),
         Idea("dithered", "levels drawn with the weights as mean", {}, "askew-level-first-dithered"),
+    ),
+    "Capture while the net computes with the nearest levels": (
+        Idea("rounded", "from 50% of the run on, lr .03, alpha .05", {}, ROUNDED),
+        Idea("rounded-20", "from 20%", {"start": 0.2}, ROUNDED),
+        Idea("rounded-75", "from 75%", {"start": 0.75}, ROUNDED),
+        Idea("rounded-06", "lr .06", {"lr": 0.06}, ROUNDED),
+        Idea("rounded-alpha", "alpha .005", {"alpha": 0.005}, ROUNDED),
+        Idea("rounded-cold", "learning rate to 0", {"min_lr": 0.0, "cosine_end": 1.0}, ROUNDED),
     ),
 }
 

@@ -66,7 +66,7 @@ def stem_gram(
     for start in range(0, C, CB):
         columns = start + tl.arange(0, CB)
         with_z = tl.sum(weights(weight, columns, C, TAPS, DTYPE).to(tl.float64) * line[:, None], 0)
-        own = tl.load(weight + columns * TAPS + k, mask=(columns < C) & (k < TAPS), other=0.0).to(DTYPE)
+        own = tl.load(weight + columns * TAPS + k, mask=columns < tl.where(k < TAPS, C, 0), other=0.0).to(DTYPE)
         value = tl.where(k == TAPS, with_z, own.to(tl.float64) * with_z)
         tl.store(squares + k * C + columns, value, mask=columns < C)
     if TRACK and k == 0:

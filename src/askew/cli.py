@@ -26,19 +26,21 @@ from askew.report.live import Bars, GridBars
 from askew.report.readme import replace_block
 from askew.ship.predict import Predict, predict
 from askew.ship.predict import show as predictions
+from askew.train import run_page
 from askew.train.distributed import launched_first
 from askew.train.grid import GridError
 from askew.train.images import ImageTraining, train_images
+from askew.train.recipes import DATASETS
 from askew.train.record import Record, load_all
 from askew.train.shipping import Export, export_run
 
 
 @dataclass(frozen=True)
 class Report:
-    """Make the tables, figures and page of an experiment anew, from its records."""
+    """Make the tables, figures and page of an experiment, or of runs of askew train, from their records."""
 
     folder: tyro.conf.Positional[Path]
-    """Folder with the records, such as results/two-moons."""
+    """Folder with the records, such as results/two-moons or runs."""
     readme: Path | None = None
     """A Markdown file whose block `<!-- EXPERIMENT -->` gets the first table."""
 
@@ -170,6 +172,9 @@ def report(config: Report, console: Console) -> None:
     if any(record.experiment == demo.EXPERIMENT for record in records):
         demo.present([r for r in records if r.experiment == demo.EXPERIMENT], config.folder, console)
         return
+    if not records or any(record.experiment in DATASETS for record in records):
+        runs_of(config.folder, console)
+        return
     presentation, page = _present(records, config.folder)
     _show(presentation, page, console)
     if config.readme is not None:
@@ -177,16 +182,32 @@ def report(config: Report, console: Console) -> None:
         write_text(config.readme, replace_block(text, str(name), presentation.tables[0].markdown()))
 
 
+def runs_of(folder: Path, console: Console) -> None:
+    """What runs of askew train in this folder have done, as a table and a page."""
+    records = run_page.trained(folder)
+    if not records:
+        raise ValueError(_unknown(folder))
+    for piece in run_page.overview(records).pieces(console.width):
+        console.print(piece.rich())
+    page = folder / "index.html"
+    write_text(page, run_page.render(records))
+    console.print(f"\nPage: {page.resolve().as_uri()}", soft_wrap=True, highlight=False)
+
+
 def _present(records: list[Record], folder: Path) -> tuple[Presentation, Path]:
     """What the records say, and the page of it in their folder."""
     name = registry.experiment_of(records)
     if name is None:
-        raise ValueError(
-            f"{folder} holds no records of an experiment; askew report shows what askew demo and askew paper left "
-            f"({', '.join(PRESENT)})"
-        )
+        raise ValueError(_unknown(folder))
     presentation = PRESENT[name](records)
     return presentation, write(presentation, records, folder)
+
+
+def _unknown(folder: Path) -> str:
+    return (
+        f"{folder} holds no records of an experiment, nor runs of askew train that have ended; askew report shows what "
+        f"these and askew demo left, and askew paper ({', '.join(PRESENT)})"
+    )
 
 
 def _show(presentation: Presentation, page: Path, console: Console) -> None:

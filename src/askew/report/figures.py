@@ -51,7 +51,8 @@ def curves(runs: Sequence[Run], curve: Curve, size: tuple[float, float] = (4.6, 
     for method, own in by_method(runs).items():
         steps, mean, low, high = mean_series(own, curve.metric)
         style = look(method)
-        axes.plot(steps, mean, color=style.colour, linestyle=style.line, label=style.label)
+        alone = style.marker if len(steps) == 1 else None  # one point makes no line
+        axes.plot(steps, mean, color=style.colour, linestyle=style.line, label=style.label, marker=alone)
         if len(own) > 1:
             axes.fill_between(steps, low, high, color=style.colour, alpha=0.18, linewidth=0)
     axes.set(xlabel="epoch", ylabel=curve.label)
@@ -61,7 +62,7 @@ def curves(runs: Sequence[Run], curve: Curve, size: tuple[float, float] = (4.6, 
         axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
         axes.yaxis.set_minor_formatter(FuncFormatter(lambda v, _: ""))
     axes.set_ylim(curve.low, curve.high)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.legend(handlelength=2.6)
     return figure
 

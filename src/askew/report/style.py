@@ -6,6 +6,7 @@ The colours start from Okabe and Ito's colour-blind-safe set, darkened or lighte
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,7 @@ LOOKS: dict[str, Look] = {
     "parq-hard": Look("PARQ, hard", "#a3604f", (0, (2, 2)), "h"),
     "exhaustive": Look("exhaustive search", "#6f7d5c", (0, (1, 1)), "2"),
 }
+WIDTH = re.compile(r"(\d+)bit|w(\d+)a(\d+)")
 OTHER = Look("", "#7b838c", (0, (1, 1)), "x")
 
 RC: dict[Any, Any] = {
@@ -80,5 +82,17 @@ RC: dict[Any, Any] = {
 
 
 def look(method: str) -> Look:
-    """A method's look; an unknown one keeps its own name, in grey."""
+    """A method's look, also under a name that ends in its width (-1bit, -w2a4); an unknown one's is grey."""
+    base, _, width = method.rpartition("-")
+    bits = WIDTH.fullmatch(width)
+    if method not in LOOKS and base in LOOKS and bits:
+        named = LOOKS[base]
+        return Look(f"{named.label}{_words(*bits.groups())}", named.colour, named.line, named.marker)
     return LOOKS.get(method) or Look(method, OTHER.colour, OTHER.line, OTHER.marker)
+
+
+def _words(bits: str | None, weights: str | None, activations: str | None) -> str:
+    """', 2 bits' or ', W2/A4'; nothing for 32 bits, which only full precision has."""
+    if bits is None:
+        return f", W{weights}/A{activations}"
+    return "" if bits == "32" else f", {bits} bit{'' if bits == '1' else 's'}"

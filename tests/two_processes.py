@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 RANKS = 2
 
@@ -27,6 +30,20 @@ def brought_back(work: Callable[[int, Path], None], folder: Path) -> list[dict[s
         finally:
             done.touch()
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
+
+
+def all_done(tasks: Mapping[str, Callable[[int, Path], Any]], rank: int, folder: Path) -> None:
+    """Do all tasks in this process of the two; one that fails leaves its traceback in place of its result."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
+    out: dict[str, Any] = {}
+    for name, task in tasks.items():
+        try:
+            out[name] = task(rank, folder)
+        except Exception:
+            out[name] = traceback.format_exc()
+        torch.save(out, folder / f"{rank}.pt")
+    dist.destroy_process_group()
 
 
 def result(brought: list[dict[str, Any]], name: str) -> list[Any]:

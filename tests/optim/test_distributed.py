@@ -6,9 +6,7 @@ Two gloo processes are started once and do all the TASKS; the tests compare what
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +19,7 @@ from optim_kit import BASES, differing, frozen_copy
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from two_processes import RANKS, brought_back, close, result
+from two_processes import RANKS, all_done, brought_back, close, result
 
 import askew
 from askew.core import Annealing, Exponential, LevelFirst, LevelSet, scale_of
@@ -332,17 +330,7 @@ TASKS: dict[str, Callable[[int, Path], Any]] = {
 
 
 def work(rank: int, folder: Path) -> None:
-    """Do all tasks; one that fails leaves its traceback in place of its result."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=RANKS, timeout=timedelta(seconds=30))
-    out: dict[str, Any] = {}
-    for name, task in TASKS.items():
-        try:
-            out[name] = task(rank, folder)
-        except Exception:
-            out[name] = traceback.format_exc()
-        torch.save(out, folder / f"{rank}.pt")
-    dist.destroy_process_group()
+    all_done(TASKS, rank, folder)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +22,7 @@ import torch
 import torch.distributed as dist
 from image_kit import command_line, pictures, small_job
 from torch import Tensor, nn
-from two_processes import RANKS, brought_back, close, result
+from two_processes import RANKS, all_done, brought_back, close, result
 
 import askew
 from askew.methods.registry import method
@@ -233,17 +232,7 @@ TASKS: dict[str, Callable[[int, Path], Any]] = {
 
 
 def work(rank: int, folder: Path) -> None:
-    """Do all tasks; one that fails leaves its traceback in place of its result."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
-    out: dict[str, Any] = {}
-    for name, task in TASKS.items():
-        try:
-            out[name] = task(rank, folder)
-        except Exception:
-            out[name] = traceback.format_exc()
-        torch.save(out, folder / f"{rank}.pt")
-    dist.destroy_process_group()
+    all_done(TASKS, rank, folder)
 
 
 @pytest.fixture(scope="module")

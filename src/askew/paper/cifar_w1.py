@@ -4,7 +4,7 @@ The paper's text gives the learning rate of full precision (.08, also for the pr
 (halved at epochs 20 and 40); the other rivals' learning rates are not printed and are .01 under that schedule here. Nor
 is ASkew's best pair of alpha and learning rate: .5 and .06 are the best of the pairs in its appendix (`cifar-grid`).
 ProxQuant's rate 5e-4 is the authors' 1e-4 raised until its pull over the whole run, lr rate t summed over the steps, is
-several times half a gap; with 1e-4 it is 0.8 of one, and a fifth of the way to the levels is left at the end.
+several times half a gap; with 1e-4 it stays below one.
 """
 
 from __future__ import annotations

@@ -37,6 +37,13 @@ class Search:
         return self.tried[self.chosen]
 
 
+def origin(method: str, source: Source, kind: Kind) -> Source:
+    """Where the settings of a method at a kind of schedule come from; source: those at the paper's."""
+    if method.startswith(OURS):
+        return "ours"
+    return source if kind == "paper" else "tuned"
+
+
 @dataclass(frozen=True)
 class Contender:
     """A method of a table: its settings at the paper's schedule, its search, and what the paper prints for it.
@@ -59,9 +66,7 @@ class Contender:
         return {**KINDS[kind], **(self.paper if kind == "paper" else self.search.winner)}
 
     def origin(self, kind: Kind) -> Source:
-        if self.method == OURS:
-            return "ours"
-        return self.source if kind == "paper" else "tuned"
+        return origin(self.method, self.source, kind)
 
 
 @dataclass(frozen=True)

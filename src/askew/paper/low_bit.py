@@ -12,7 +12,7 @@ from typing import Literal
 
 from askew.paper.common import Source
 from askew.paper.image_runs import ImageTable, asked_for, complete, training
-from askew.paper.images_common import OURS, Experiment, Kind, Search, Settings, search_key
+from askew.paper.images_common import OURS, Experiment, Kind, Search, Settings, origin, search_key
 from askew.report.style import look
 from askew.train.grid_job import OnJob
 from askew.train.image_config import ImageTraining
@@ -59,9 +59,7 @@ class Row:
         return f"{look(self.method).label} [{bits}]" + (f", {self.tag.replace('alpha', 'alpha ')}" if self.tag else "")
 
     def origin(self, kind: Kind) -> Source:
-        if self.ours:
-            return "ours"
-        return self.source if kind == "paper" else "tuned"
+        return origin(self.method, self.source, kind)
 
 
 @dataclass(frozen=True)

@@ -177,6 +177,7 @@ def test_a_batch_is_captured_in_a_cuda_graph(channels_last: bool) -> None:
     whole = made.plan(0)
     part = Plan(*(p[:4].clone() for p in whole))
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         made.make(part)
     torch.cuda.current_stream().wait_stream(stream)

@@ -33,12 +33,18 @@ LEVELS = {
 SCALES = [("none", "tensor"), ("abs-mean", "tensor"), ("sawb", "channel")]
 SHAPES = [(33, 7, 3, 3), (40, 31), (5, 1), (1, 1), (0, 5)]
 TOTAL = 10
+EPS = torch.finfo(torch.float32).eps
 
 
-def run(fused, base, schedule, levels, scale=SCALES[0], steps=TOTAL, dtype=torch.float32, device="cpu", **more):
-    """(parameters, optimizer) after steps on fixed gradients; a conv weight lies channels-last, two have no levels."""
+def run(
+    fused, base, schedule, levels, scale=SCALES[0], steps=TOTAL, dtype=torch.float32, device="cpu", nudge=0.0, **more
+):
+    """(parameters, optimizer) after steps on fixed gradients; a conv weight lies channels-last, two have no levels.
+
+    nudge moves each start value by so many float32 ulps at its size or 1, every other one the other way.
+    """
     g = torch.Generator().manual_seed(3)
-    start = [torch.randn(s, generator=g) * max(abs(c) for c in levels.values) / 2 for s in SHAPES]
+    start = [nudged(torch.randn(s, generator=g) * max(abs(c) for c in levels.values) / 2, nudge) for s in SHAPES]
     ps = [nn.Parameter(w.to(device, dtype)) for w in start]
     ps[0] = nn.Parameter(ps[0].detach().to(memory_format=torch.channels_last))
     free = [nn.Parameter(torch.randn(s, generator=g).to(device, dtype)) for s in ((7,), ())]
@@ -67,13 +73,24 @@ def ulps(a: Tensor, b: Tensor, size: Tensor | float = 0.0) -> float:
     return float(((a.double() - b.double()).abs() / unit.clamp(min=1e-38)).max())
 
 
-def excess(a: Tensor, b: Tensor, exact: Tensor) -> float:
-    """How far a lies from b beyond b's own distance from the exact value, in ulps at the numbers' size or 1.
+def nudged(w: Tensor, by: float) -> Tensor:
+    """w, or in float64 w moved by so many float32 ulps at its size or 1, the signs in turn."""
+    if not by:
+        return w
+    signs = 1.0 - 2.0 * (torch.arange(w.numel()) % 2).reshape(w.shape).double()
+    return w.double() + by * EPS * w.double().abs().clamp(min=1.0) * signs
 
-    Near a midpoint -alpha psi/psi' divides by almost nothing: there rounding itself is many ulps, in any form.
+
+def excess(a: Tensor, b: Tensor, exact: Tensor, moved: list[Tensor]) -> float:
+    """The largest |a - b| in units of rounding: an ulp at the numbers' size or 1, and what an ulp at the start makes.
+
+    Near a midpoint -alpha psi/psi' divides by almost nothing: an ulp of the weight is many ulps of the step there, in
+    any form. That share is the distance of exact, the step in float64, from `moved`, the same from nudged weights.
     """
     if not a.numel():
         return 0.0
     a, b, exact = (t.detach().double().cpu() for t in (a, b, exact))
-    unit = torch.finfo(torch.float32).eps * torch.maximum(a.abs(), b.abs()).clamp(min=1.0)
-    return float((((a - b).abs() - (b - exact).abs()) / unit).max())
+    unit = EPS * torch.maximum(a.abs(), b.abs()).clamp(min=1.0)
+    for other in moved:
+        unit = unit + (other.detach().cpu() - exact).abs()
+    return float(((a - b).abs() / unit).max())

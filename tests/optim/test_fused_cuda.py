@@ -25,11 +25,13 @@ FEW = 16  # ulp a step: the GPU's division and square root are not always the ne
 def test_one_step_equals_the_wrapped_one(base, schedule, levels, scale):
     setting = BASES[base], SCHEDULES[schedule], LEVELS[levels], scale
     here, there = (run(f, *setting, steps=1, device="cuda") for f in (True, False))
-    exact = run(False, *setting, steps=1, device="cuda", dtype=torch.float64)
-    for a, b, c in zip(here[0], there[0], exact[0], strict=True):
-        assert excess(a, b, c) <= FEW
+    exact, *moved = (run(False, *setting, steps=1, dtype=torch.float64, nudge=n) for n in (0.0, 1.0, -1.0))
+    for i, (a, b, c) in enumerate(zip(here[0], there[0], exact[0], strict=True)):
+        others = [m[0][i] for m in moved]
+        assert excess(a, b, c, others) <= FEW
         for key, value in here[1].state[a].items():
-            assert excess(value, there[1].state[b][key], exact[1].state[c][key]) <= FEW
+            states = [m[1].state[p][key] for m, p in zip(moved, others, strict=True)]
+            assert excess(value, there[1].state[b][key], exact[1].state[c][key], states) <= FEW
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])

@@ -11,8 +11,9 @@ from level_strategies import epsilons, gradients, level_sets, radii, weights
 from rounding import DTYPES, SLACK, UNIT, as_computed, gap_around, near_midpoint, tensor
 
 from askew.core import LevelSet, binary, oracle, ternary, uniform
+from askew.core.annealing import Kind
 from askew.core.constraint import borders, psi_prime
-from askew.core.diagnostics import FIELDS, LayerReport, capture_residual, kkt_residual, look
+from askew.core.diagnostics import FIELDS, LayerReport, capture_residual, kkt_residual, look, look_at_all
 from askew.core.direction import skew
 from askew.core.levels import compute_dtype
 
@@ -244,3 +245,24 @@ def test_layer_report_holds_the_fields_in_order() -> None:
     report = LayerReport("conv", 3, *range(6))
     with pytest.raises(dataclasses.FrozenInstanceError):
         report.kkt = 0.0  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@by_name
+@pytest.mark.parametrize("kind", ["epsilon", "capture"])
+@pytest.mark.parametrize("known", [True, False])
+def test_several_tensors_at_once_give_the_numbers_of_each(levels: LevelSet, kind: Kind, known: bool) -> None:
+    g = torch.Generator().manual_seed(5)
+    shapes, values = ((4, 3, 3, 3), (7,), (0, 2), (50, 2)), (0.3, 0.6, 0.1, 0.9)
+    reach = max(abs(c) for c in levels.values)
+    qs = [1.2 * reach * (2 * torch.rand(s, generator=g, dtype=torch.float64) - 1) for s in shapes]
+    qs[0] = qs[0].to(memory_format=torch.channels_last)
+    us = [torch.randn(s, generator=g, dtype=torch.float64) if known else None for s in shapes]
+    lasts = [torch.randint(len(levels), s, generator=g).to(torch.uint8) if known else None for s in shapes]
+    each = torch.cat([torch.full((q.numel(),), v, dtype=torch.float64) for q, v in zip(qs, values, strict=True)])
+    one = 0.4 * levels.epsilon_bound if kind == "epsilon" else 0.4
+    for value, own in ((one, (one,) * 4), *([(each, values)] if kind == "capture" else [])):
+        rows, indices = look_at_all(qs, us, levels, kind, value, lasts)
+        for row, j, q, u, v, last in zip(rows, indices, qs, us, own, lasts, strict=True):
+            alone, at = look(q, u, levels, kind, v, last)
+            torch.testing.assert_close(row, alone, equal_nan=True)
+            assert torch.equal(j, at) and j.shape == q.shape

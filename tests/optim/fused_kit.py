@@ -10,6 +10,7 @@ from torch.optim import SGD, Adam, AdamW
 
 import askew
 from askew.core import Constant, LevelSet
+from askew.core.scale import Per, ScaleKind, scale_of
 
 BASES = {
     "sgd": lambda g: SGD(g, lr=0.1),
@@ -30,7 +31,7 @@ LEVELS = {
     "pair": LevelSet((-0.3, 0.4)),
     "table": LevelSet((-0.7, 0.1, 0.9, 1.5)),
 }
-SCALES = [("none", "tensor"), ("abs-mean", "tensor"), ("sawb", "channel")]
+SCALES: list[tuple[ScaleKind, Per]] = [("none", "tensor"), ("abs-mean", "tensor"), ("sawb", "channel")]
 SHAPES = [(33, 7, 3, 3), (40, 31), (5, 1), (1, 1), (0, 5)]
 TOTAL = 10
 EPS = torch.finfo(torch.float32).eps
@@ -44,7 +45,7 @@ def run(
     nudge moves each start value by so many float32 ulps at its size or 1, every other one the other way.
     """
     g = torch.Generator().manual_seed(3)
-    start = [nudged(torch.randn(s, generator=g) * max(abs(c) for c in levels.values) / 2, nudge) for s in SHAPES]
+    start = [nudged(w, nudge) for w in starts(levels, g)]
     ps = [nn.Parameter(w.to(device, dtype)) for w in start]
     ps[0] = nn.Parameter(ps[0].detach().to(memory_format=torch.channels_last))
     free = [nn.Parameter(torch.randn(s, generator=g).to(device, dtype)) for s in ((7,), ())]
@@ -73,6 +74,22 @@ def ulps(a: Tensor, b: Tensor, size: Tensor | float = 0.0) -> float:
     return float(((a.double() - b.double()).abs() / unit.clamp(min=1e-38)).max())
 
 
+def starts(levels: LevelSet, g: torch.Generator) -> list[Tensor]:
+    """Start values of the weights on levels."""
+    return [torch.randn(s, generator=g) * max(abs(c) for c in levels.values) / 2 for s in SHAPES]
+
+
+def ties(levels: LevelSet, scale: tuple[ScaleKind, Per]) -> list[Tensor]:
+    """Which start values lie on a midpoint, to rounding: a channel's largest does where SAWB's clip is its size."""
+    found = []
+    for w in starts(levels, torch.Generator().manual_seed(3)):
+        s = scale_of(w.double(), levels, *scale)
+        q = w.double() if s is None else w.double() / s
+        far = (q[..., None] - torch.tensor(levels.midpoints)).abs()
+        found.append(far.amin(-1) < 1e-5)
+    return found
+
+
 def nudged(w: Tensor, by: float) -> Tensor:
     """w, or in float64 w moved by so many float32 ulps at its size or 1, the signs in turn."""
     if not by:
@@ -81,11 +98,12 @@ def nudged(w: Tensor, by: float) -> Tensor:
     return w.double() + by * EPS * w.double().abs().clamp(min=1.0) * signs
 
 
-def excess(a: Tensor, b: Tensor, exact: Tensor, moved: list[Tensor]) -> float:
+def excess(a: Tensor, b: Tensor, exact: Tensor, moved: list[Tensor], tie: Tensor | None = None) -> float:
     """The largest |a - b| in units of rounding: an ulp at the numbers' size or 1, and what an ulp at the start makes.
 
     Near a midpoint -alpha psi/psi' divides by almost nothing: an ulp of the weight is many ulps of the step there, in
     any form. That share is the distance of exact, the step in float64, from `moved`, the same from nudged weights.
+    At a tie rounding alone says which way it goes, and the value is not compared.
     """
     if not a.numel():
         return 0.0
@@ -93,4 +111,5 @@ def excess(a: Tensor, b: Tensor, exact: Tensor, moved: list[Tensor]) -> float:
     unit = EPS * torch.maximum(a.abs(), b.abs()).clamp(min=1.0)
     for other in moved:
         unit = unit + (other.detach().cpu() - exact).abs()
-    return float(((a - b).abs() / unit).max())
+    far = (a - b).abs() / unit
+    return float((far if tie is None or tie.shape != far.shape else far.masked_fill(tie, 0.0)).max())

@@ -6,17 +6,21 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.table import Table
 from torch import Tensor
 
-from askew.core.diagnostics import FIELDS, LayerReport, look
+from askew.core.diagnostics import FIELDS, LayerReport, look_at_all
 from askew.core.direction import level_units
+from askew.core.levels import LevelSet
 from askew.methods.askew import LevelFirstSkew
+from askew.methods.base import Site
 from askew.optim import sharding
 from askew.optim.wrapper import MethodOptimizer
+
+AT_ONCE = 2**23  # weights of one pass: enough to make its operations cheap, few enough to keep its memory small
 
 
 @dataclass(frozen=True)
@@ -75,27 +79,71 @@ def diagnose(optimizer: MethodOptimizer) -> Diagnosis:
     Flips compare with the level indices of the look before (one byte a weight, kept from the first look on).
     Weights cut over processes: all of them look together, and each gets the numbers of the whole.
     """
-    kind = optimizer.annealing.kind
     seen = optimizer.__dict__.setdefault("_last_look", {})
-    columns, sizes, labels = [], [], []
-    for name, p, site in optimizer.weights():
-        gradient = None if p.grad is None else sharding.local(sharding.aligned(p.grad, p))
-        w, scale = sharding.local(optimizer.underlying(p).detach()), sharding.local(site.scale)
-        q = level_units(w, site.levels, scale)
-        u = gradient if gradient is None or scale is None else gradient.to(q.dtype) * scale
-        value = optimizer.method.radius(site) if isinstance(optimizer.method, LevelFirstSkew) else site.value
-        numbers, seen[p] = look(q, u, site.levels, kind, value, seen.get(p))
-        columns.append(_over_processes(numbers, w.numel(), sharding.group_of(p)))
-        sizes.append(p.numel())
-        labels.append(name)
+    views = [_view(optimizer, p, site, seen.get(p)) for _, p, site in optimizer.weights()]
+    columns: list[Tensor] = [torch.empty(0)] * len(views)
+    for positions in _together(views):
+        group = [views[i] for i in positions]
+        numbers, indices = look_at_all(
+            [v.q for v in group],
+            [v.u for v in group],
+            group[0].levels,
+            optimizer.annealing.kind,
+            _one_or_all([v.value for v in group], [v.q.numel() for v in group]),
+            [v.last for v in group],
+        )
+        for i, row, index in zip(positions, numbers, indices, strict=True):
+            seen[views[i].p] = index
+            columns[i] = _over_processes(row, views[i].q.numel(), sharding.group_of(views[i].p))
     rows = torch.stack([c.to(columns[0].device) for c in columns]).cpu().double()
+    labels, sizes = [name for name, _, _ in optimizer.weights()], [v.p.numel() for v in views]
     return Diagnosis(
         step=optimizer.steps,
-        kind=kind,
+        kind=optimizer.annealing.kind,
         value=optimizer.value(optimizer._managed()[0][0]),
         layers=[LayerReport(name, size, *row.tolist()) for name, size, row in zip(labels, sizes, rows, strict=True)],
         overall=LayerReport("all", sum(sizes), *_merged(rows, torch.tensor(sizes, dtype=torch.float64)).tolist()),
     )
+
+
+class _View(NamedTuple):
+    """One parameter as a look sees it: weights and gradient in level units, schedule's value, indices before."""
+
+    p: Tensor
+    q: Tensor
+    u: Tensor | None
+    levels: LevelSet
+    value: Tensor
+    last: Tensor | None
+
+
+def _view(optimizer: MethodOptimizer, p: Tensor, site: Site, last: Tensor | None) -> _View:
+    gradient = None if p.grad is None else sharding.local(sharding.aligned(p.grad, p))
+    w, scale = sharding.local(optimizer.underlying(p).detach()), sharding.local(site.scale)
+    q = level_units(w, site.levels, scale)
+    u = gradient if gradient is None or scale is None else gradient.to(q.dtype) * scale
+    value = optimizer.method.radius(site) if isinstance(optimizer.method, LevelFirstSkew) else site.value
+    return _View(p, q, u, site.levels, value, last)
+
+
+def _together(views: Sequence[_View]) -> Iterator[list[int]]:
+    """Positions of views that one pass can take: alike, and no more weights together than keep its memory small."""
+    open_groups: dict[object, list[int]] = {}
+    for i, v in enumerate(views):
+        key = (v.levels, v.q.device, v.q.dtype, None if v.u is None else v.u.dtype, v.last is None)
+        group = open_groups.get(key, [])
+        if group and sum(views[k].q.numel() for k in group) + v.q.numel() > AT_ONCE:
+            yield group
+            group = []
+        open_groups[key] = [*group, i]
+    yield from open_groups.values()
+
+
+def _one_or_all(values: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """The value that all share, or each tensor's own for each of its weights."""
+    if all(v is values[0] for v in values):
+        return values[0]
+    return torch.cat([v.reshape(1).expand(n) for v, n in zip(values, sizes, strict=True)])
 
 
 def _merged(rows: Tensor, sizes: Tensor) -> Tensor:

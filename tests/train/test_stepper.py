@@ -4,6 +4,7 @@ import pytest
 import torch
 from image_kit import pictures, small_job, timeless
 
+import askew.train.images as images
 import askew.train.stepper as stepper
 from askew.methods.registry import METHODS
 from askew.train.images import train_images
@@ -51,7 +52,7 @@ def test_a_static_run_goes_on_bit_for_bit(data, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_by_name(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(stepper, "cross_entropy", lambda logits, y: logits.sum() * float("nan"))
+    monkeypatch.setattr(images, "labelled", lambda logits, x, y: logits.sum() * float("nan"))
     with pytest.raises(ValueError, match="loss of step 0 is not a finite number"):
         run(data, tmp_path, static=True)
 

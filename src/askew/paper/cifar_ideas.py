@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from askew.paper.image_runs import ImageRuns, complete, training
+from askew.paper.image_runs import ImageRuns, checkpoint, complete, training
 from askew.paper.images_common import KINDS, Experiment, Settings
 from askew.train.grid_job import OnJob
+from askew.train.image_config import ImageTraining
 from askew.train.record import Record
 
 EXPERIMENT = Experiment("cifar-ideas", "Ideas for one bit a weight on CIFAR-10", {"dataset": "cifar10"}, ())
 OURS, ROUNDED, STRAIGHT = "askew-level-first", "askew-level-first-rounded", "binaryconnect"
+SOFT: Settings = {"beta": 1.0, "growth": 1.1}
+FULL = "full-faster"
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class Idea:
     label: str
     settings: Settings = field(default_factory=dict)
     method: str = OURS
+    teacher: str | None = None
+    """The idea, by its key, whose net teaches this one's."""
 
 
 def _layers(key: str, label: str, *names: str) -> Idea:
@@ -33,21 +38,27 @@ def _layers(key: str, label: str, *names: str) -> Idea:
     return Idea(f"real-{key}", f"{label} in full precision", {"lr": 0.03, "skip": names}, STRAIGHT)
 
 
+def _taught(key: str, label: str, share: float, settings: Settings, method: str) -> Idea:
+    """A row with full precision at lr .03 as its teacher."""
+    own = {**settings, "teacher_share": share}
+    return Idea(f"taught-{key}-{share}", f"{label}, {100 * share:g}% of the loss the teacher's", own, method, FULL)
+
+
 QUESTIONS: dict[str, tuple[Idea, ...]] = {
     "What there is to gain": (
         Idea("full", "full precision, lr .01", {"lr": 0.01}, "full-precision"),
-        Idea("full-faster", "full precision, lr .03", {"lr": 0.03}, "full-precision"),
+        Idea(FULL, "full precision, lr .03", {"lr": 0.03}, "full-precision"),
         Idea("binaryconnect", "BinaryConnect", {"lr": 0.03}, STRAIGHT),
         Idea("stochastic", "BinaryConnect, weights drawn at random", {"lr": 0.03}, "binaryconnect-stochastic"),
+        Idea("mirror", "mirror descent, lr .03, beta from 1 on", {"lr": 0.03, "options": SOFT}, "md-tanh"),
         Idea("parq", "PARQ, lr .06", {"lr": 0.06}, "parq"),
         Idea("parq-longer", "PARQ, lr .06, annealed until 90%", {"lr": 0.06, "options": {"anneal_end": 0.9}}, "parq"),
     ),
     "Which layers cost it (BinaryConnect)": (
         Idea("binaryconnect", "all layers at one bit", {"lr": 0.03}, STRAIGHT),
         _layers("first", "first layer", "features.0.*"),
-        _layers("second", "second layer", "features.1.*"),
-        _layers("middle", "third and fourth layer", "features.2.*", "features.3.*"),
-        _layers("late", "fifth and sixth layer", "features.4.*", "features.5.*"),
+        _layers("middle", "second to fifth layer", *(f"features.{i}.*" for i in range(1, 5))),
+        _layers("late", "sixth layer", "features.5.*"),
         _layers("last", "last layer", "head.*"),
     ),
     "When to capture": (
@@ -77,11 +88,18 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
     ),
     "Capture while the net computes with the nearest levels": (
         Idea("rounded", "from 50% of the run on, lr .03, alpha .05", {}, ROUNDED),
-        Idea("rounded-20", "from 20%", {"start": 0.2}, ROUNDED),
-        Idea("rounded-75", "from 75%", {"start": 0.75}, ROUNDED),
         Idea("rounded-06", "lr .06", {"lr": 0.06}, ROUNDED),
-        Idea("rounded-alpha", "alpha .005", {"alpha": 0.005}, ROUNDED),
         Idea("rounded-cold", "learning rate to 0", {"min_lr": 0.0, "cosine_end": 1.0}, ROUNDED),
+    ),
+    "What a full-precision net can teach (lr .03, the same 40 epochs)": (
+        Idea("level-first", "level-first, the labels alone"),
+        _taught("level-first", "level-first", 0.5, {}, OURS),
+        _taught("level-first", "level-first", 0.9, {}, OURS),
+        _taught("rounded", "level-first, computing with the nearest levels", 0.9, {}, ROUNDED),
+        _taught("binaryconnect", "BinaryConnect", 0.5, {"lr": 0.03}, STRAIGHT),
+        _taught("binaryconnect", "BinaryConnect", 0.9, {"lr": 0.03}, STRAIGHT),
+        _taught("mirror", "mirror descent", 0.9, {"lr": 0.03, "options": SOFT}, "md-tanh"),
+        _taught("full", "full precision", 0.9, {"lr": 0.03}, "full-precision"),
     ),
 }
 
@@ -112,17 +130,13 @@ def ideas() -> dict[str, Idea]:
 
 def run(config: CifarIdeas, on_status: OnJob | None = None) -> list[Record]:
     """Make the runs that are missing; the records of all."""
-    jobs = [
-        training(
-            EXPERIMENT,
-            config,
-            idea.method,
-            idea.key,
-            {**KINDS["best"], **idea.settings},
-            seed,
-            {"kind": "best", "settings": "ours"},
-        )
-        for seed in range(config.seeds)
-        for idea in ideas().values()
-    ]
+    jobs = [_job(config, idea, seed) for seed in range(config.seeds) for idea in ideas().values()]
     return complete(jobs, config, on_status)
+
+
+def _job(config: CifarIdeas, idea: Idea, seed: int) -> ImageTraining:
+    settings: dict[str, Any] = {**KINDS["best"], **idea.settings}
+    if idea.teacher:
+        settings["teacher"] = checkpoint(_job(config, ideas()[idea.teacher], seed))
+    about = {"kind": "best", "settings": "ours"}
+    return training(EXPERIMENT, config, idea.method, idea.key, settings, seed, about)

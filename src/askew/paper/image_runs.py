@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from askew.paper.images_common import KINDS, Experiment, Kind, Settings, search_key
 from askew.report.style import look
+from askew.train.checkpoint import epochs_done
 from askew.train.grid import finished, run_grid
 from askew.train.grid_job import OnJob
 from askew.train.image_config import ImageTraining, TableRow
@@ -172,16 +173,36 @@ def run(experiment: Experiment, config: ImageTable, on_status: OnJob | None = No
     return complete(plan(experiment, config), config, on_status)
 
 
+def checkpoint(job: ImageTraining) -> Path:
+    """Where a run leaves its net."""
+    return job.out / job.name / "last.pt"
+
+
 def complete(jobs: Sequence[ImageTraining], config: ImageRuns, on_status: OnJob | None = None) -> list[Record]:
     """Make those of the runs that have no record yet; the records of all.
 
-    Each run saves its record when it ends; one made on another machine is saved here too.
+    Each run saves its record when it ends; one made on another machine is saved here too. Runs with a teacher come
+    after those that make one.
     """
     writable_folder(config.out)
     missing = [job for job in jobs if finished(job) is None]
-    if missing:
-        made = run_grid(missing, engine=config.engine, per_device=config.per_device, on_status=on_status)
-        for job, record in zip(missing, made, strict=True):
-            assert job.row is not None
-            record.save(writable_folder(job.row.folder))
+    taught = [job for job in missing if job.teacher is not None]
+    for some in ([job for job in missing if job.teacher is None], remade_teachers(jobs, taught), taught):
+        if some:
+            made = run_grid(some, engine=config.engine, per_device=config.per_device, on_status=on_status)
+            for job, record in zip(some, made, strict=True):
+                assert job.row is not None
+                record.save(writable_folder(job.row.folder))
     return [record for job in jobs if (record := finished(job)) is not None]
+
+
+def remade_teachers(jobs: Sequence[ImageTraining], taught: Sequence[ImageTraining]) -> list[ImageTraining]:
+    """Those of the jobs whose nets are wanted as teachers and are gone, though their records are there.
+
+    They are run once more, the record of that going beside the net.
+    """
+    wanted = {job.teacher for job in taught}
+    gone = [
+        job for job in jobs if checkpoint(job) in wanted and finished(job) and epochs_done(checkpoint(job)) < job.epochs
+    ]
+    return [replace(job, row=replace(job.row, folder=job.out / job.name)) for job in gone if job.row]

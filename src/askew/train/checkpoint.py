@@ -65,8 +65,8 @@ def load(path: Path, model: nn.Module, parts: Mapping[str, Stateful], config: An
     payload = read_file(path)
     saved = json.loads(payload["config"])
     here = json.loads(json.dumps(plain(config)))
-    if saved != here:
-        different = sorted(k for k in saved.keys() | here.keys() if saved.get(k) != here.get(k))
+    different = sorted(k for k in saved.keys() | here.keys() if saved.get(k) != here.get(k))
+    if different:
         shown = ", ".join(f"{k}: {saved.get(k)!r} there, {here.get(k)!r} here" for k in different[:4])
         raise CheckpointError(f"checkpoint {path} belongs to another run ({shown}); choose another folder or remove it")
     missing = sorted(parts.keys() - payload["parts"].keys())
@@ -77,6 +77,11 @@ def load(path: Path, model: nn.Module, parts: Mapping[str, Stateful], config: An
         part.load_state_dict(payload["parts"][name])
     restore_random_state(payload["random"], next(model.parameters()).device)
     return Position(*payload["position"]), Record(**json.loads(payload["record"]))
+
+
+def epochs_done(path: Path) -> int:
+    """Whole epochs that the run of a checkpoint has made; 0 if there is none."""
+    return read_file(path)["position"][0] if path.exists() else 0
 
 
 def write_file(path: Path, payload: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from askew.train.distributed import launched
 from askew.train.low_bit import Form
 from askew.train.recipes import DATASETS, OTHER, RECIPES, SHAPES, USERS, WIDTH, By, DataDefaults, Dataset, Recipe
 from askew.train.record import plain
+from askew.train.teacher import SHARE
 
 HISTOGRAMS = (0.2, 0.39, 0.55, 0.99, 1.0)  # parts of the run; of 100 epochs, the paper's 20, 39, 55, 99 and the end
 RECIPE_FIELDS = tuple(f.name for f in fields(Recipe))
@@ -92,6 +93,10 @@ class ImageTraining:
     """Seed of initial weights, order and augmentation."""
     init: Path | None = None
     """Start from the weights of this float checkpoint (.safetensors or .pt), matched by name, and fine-tune."""
+    teacher: Path | None = None
+    """Learn from this float net as well as from the labels: the checkpoint of a run of the same net."""
+    teacher_share: float | None = None
+    """The teacher's part of the loss, above 0 and up to 1 (0.5 if not given)."""
     width: int | None = None
     """Width of VGG-small's first layer (CIFAR-10; 128 if not given)."""
     stem: Stem | None = None
@@ -140,6 +145,8 @@ class ImageTraining:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be 1 or more, got {value}")
+        if self.teacher_share is not None and not (self.teacher and 0 < self.teacher_share <= 1):
+            raise ValueError(f"teacher_share, above 0 and up to 1, needs a teacher: got {self.teacher_share!r}")
         self._check_unused()
         self._check_options()
         self.settings()
@@ -206,6 +213,11 @@ class ImageTraining:
         return f"{bits}bit" if self.activation_bits is None else f"w{bits}a{self.activation_bits}"
 
     @property
+    def share(self) -> float:
+        """The teacher's part of the loss."""
+        return SHARE if self.teacher_share is None else self.teacher_share
+
+    @property
     def padding(self) -> int:
         """Border of random crops."""
         return self.defaults.pad if self.pad is None else self.pad
@@ -256,6 +268,8 @@ class ImageTraining:
         elsewhere |= {"tensorboard", "keep_every", "keep_best"}
         own = {k: v for k, v in asdict(self).items() if k not in elsewhere and k not in RECIPE_FIELDS}
         own["init"] = None if self.init is None else self.init.name
+        own["teacher"] = None if self.teacher is None else self.teacher.name
+        own["teacher_share"] = None if self.teacher is None else self.share
         net = {"model": self.defaults.model, "pad": self.padding, "options": dict(self.recipe.options)}
         if self.defaults.model == "vgg-small":
             net["width"] = self.width or WIDTH

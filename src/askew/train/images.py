@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from askew.train.loop import Keeper, OnStatus, fit
 from askew.train.recipes import WIDTH
 from askew.train.record import Record, writable_folder
 from askew.train.source import Shelf, Source, image_sources
+from askew.train.teacher import Objective, labelled, taught_by
 from askew.train.worker_source import imagenet_sources
 
 KEEP_SECONDS = 120.0  # an epoch that ends so long after the last checkpoint is kept as well
@@ -88,12 +90,25 @@ def build_model(config: ImageTraining, classes: int) -> nn.Module:
     """VGG-small for CIFAR-10, ResNet-18 otherwise (7x7 stem by default); initial weights by the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        options = {"classes": classes, **low_bit.model_options(config)}
-        if config.defaults.model == "vgg-small":
-            net = model_named("vgg-small", width=config.width or WIDTH, **options)
-        else:
-            net = model_named("resnet18", stem=config.stem or config.defaults.stem, **options)
+        net = _net(config, classes, **low_bit.model_options(config))
     return low_bit.with_activations(config, net)
+
+
+def _net(config: ImageTraining, classes: int, **options: Any) -> nn.Module:
+    if config.defaults.model == "vgg-small":
+        return model_named("vgg-small", width=config.width or WIDTH, classes=classes, **options)
+    return model_named("resnet18", stem=config.stem or config.defaults.stem, classes=classes, **options)
+
+
+def build_objective(config: ImageTraining, classes: int) -> Objective:
+    """The labels alone, or with them the teacher that was asked for: the same net, its activations real."""
+    if config.teacher is None:
+        return labelled
+    with torch.random.fork_rng(devices=[]):
+        net = _net(config, classes)
+    teacher = taught_by(net, config.teacher, config.share)
+    teacher.net.to(config.where, memory_format=torch.channels_last)  # pyright: ignore
+    return teacher
 
 
 def build_optimizer(config: ImageTraining, net: nn.Module, total_steps: int) -> MethodOptimizer:
@@ -172,5 +187,6 @@ def _train(config: ImageTraining, on_status: OnStatus | None, world: World, shel
         tensorboard=config.tensorboard,
         keep_best=config.keep_best,
     )
-    record = fit(net, optimizer, scheduler, train, test, settings, record, on_status, keeper)
+    objective = build_objective(config, classes)
+    record = fit(net, optimizer, scheduler, train, test, settings, record, on_status, keeper, objective)
     return record, record.save(records) if world.first else records / f"{record.name}.json"

@@ -25,6 +25,7 @@ from askew.train.evaluate import Score, reestimate_batchnorm, score
 from askew.train.record import Record, plain
 from askew.train.source import Source
 from askew.train.stepper import Eager, Static, Stepper, autocast
+from askew.train.teacher import Objective, labelled
 
 OnStatus = Callable[[Status], None]
 HISTOGRAM_RANGE = (-1.275, 1.275)  # of the largest level; with 51 bins 0 and the outermost levels are bin centres
@@ -73,8 +74,11 @@ def fit(
     record: Record,
     on_status: OnStatus | None = None,
     keeper: Keeper | None = None,
+    objective: Objective = labelled,
 ) -> Record:
     """Train for config.epochs and fill the record, which is returned; the model is left as trained (not snapped).
+
+    objective: the loss of a batch from (logits, x, y), such as a Teacher; cross-entropy with the labels by default.
 
     Logged every config.log_every steps: loss, lr, value (epsilon or capture radius; ASkew only). At each epoch:
     epoch_loss (mean over its steps), diagnosis, seconds since the start; where scored: accuracy (%), top5 (%, more than
@@ -90,7 +94,7 @@ def fit(
     first one alone writes files and tells how it goes.
     """
     with together(model) as forward:
-        run = _Run(model, forward, optimizer, scheduler, train, test, config, record, on_status, keeper)
+        run = _Run(model, forward, optimizer, scheduler, train, test, config, record, on_status, keeper, objective)
         try:
             run.resume()
             if run.position == Position(0, 0):
@@ -118,11 +122,12 @@ class _Run:
         record: Record,
         on_status: OnStatus | None,
         keeper: Keeper | None,
+        objective: Objective,
     ) -> None:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         # forward is the model, or the model within DDP: what a training step calls
         taken: type[Eager | Static] = Static if config.static else Eager
-        self.stepper: Stepper = taken(forward, optimizer, scheduler, train, config.bf16)
+        self.stepper: Stepper = taken(forward, optimizer, scheduler, train, config.bf16, objective)
         self.world = world()
         self.board: Board | None = None
         self.train, self.test = train, test

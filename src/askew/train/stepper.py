@@ -18,6 +18,7 @@ from askew.data.loader import Plan
 from askew.methods.fusible import compiled
 from askew.optim import MethodOptimizer
 from askew.train.source import ImageSource, Source
+from askew.train.teacher import Objective, labelled
 
 WARM = 3  # steps before the first capture: they compile, choose convolution kernels and make the optimizer's state
 
@@ -37,18 +38,19 @@ def autocast(device: torch.device, enabled: bool, cache: bool = True) -> torch.a
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=cache)
 
 
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """In float32 at least."""
-    return nn.functional.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), y)
-
-
 class Eager:
     """One operation after another, on any device, model and source of batches."""
 
     def __init__(
-        self, model: nn.Module, optimizer: MethodOptimizer, scheduler: LRScheduler, train: Source, bf16: bool
+        self,
+        model: nn.Module,
+        optimizer: MethodOptimizer,
+        scheduler: LRScheduler,
+        train: Source,
+        bf16: bool,
+        objective: Objective = labelled,
     ) -> None:
-        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.loss_of, self.optimizer, self.scheduler = _loss_of(model, objective), optimizer, scheduler
         self.train, self.bf16 = train, bf16
         self.lr = 0.0
 
@@ -56,8 +58,7 @@ class Eager:
         for x, y in self.train.epoch(epoch, first):
             self.optimizer.zero_grad(set_to_none=True)
             with autocast(x.device, self.bf16):
-                logits = self.model(x)
-            loss = cross_entropy(logits, y)
+                loss = self.loss_of(x, y)
             loss.backward()
             self.lr = float(self.optimizer.param_groups[0]["lr"])
             self.optimizer.step()
@@ -84,6 +85,7 @@ class Static:
         scheduler: LRScheduler,
         train: Source,
         bf16: bool,
+        objective: Objective = labelled,
         capture: bool = True,
     ) -> None:
         if not isinstance(train, ImageSource) or train.train.world > 1:
@@ -100,7 +102,7 @@ class Static:
         self.graph_phase: Hashable = None
         self.warm = WARM
         self.make = self._compiled(self.batches.make)
-        self.loss_of = self._compiled(_loss_of(model))
+        self.loss_of = self._compiled(_loss_of(model, objective))
         optimizer.nonfinite = "ignore"
         self._buffers()
 
@@ -192,8 +194,8 @@ class Static:
         self.index += 1
 
 
-def _loss_of(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+def _loss_of(model: nn.Module, objective: Objective) -> Callable[[Tensor, Tensor], Tensor]:
     def loss_of(x: Tensor, y: Tensor) -> Tensor:
-        return cross_entropy(model(x), y)
+        return objective(model(x), x, y)
 
     return loss_of

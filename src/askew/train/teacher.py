@@ -1,0 +1,65 @@
+"""Learning from a float net: besides the labels, the student follows the probabilities that a trained net gives.
+
+    L = (1 - t) CE(student, labels) + t CE(student, softmax(teacher))
+
+t is the teacher's share. Both nets see the same batch, as it was cropped and mirrored for this step; the teacher is in
+evaluation mode and does not change. (Hinton, Vinyals, Dean 2015, at temperature 1.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from askew.train.initial import match, read_weights
+
+SHARE = 0.5
+Objective = Callable[[Tensor, Tensor, Tensor], Tensor]  # (logits, images, labels) -> loss
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A trained net and its share of the loss."""
+
+    net: nn.Module
+    share: float = SHARE
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"a teacher's share of the loss must lie above 0 and not above 1, got {self.share!r}")
+        self.net.eval().requires_grad_(False)
+
+    def __call__(self, logits: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of a batch."""
+        with torch.no_grad():
+            aim = wide(self.net(x)).softmax(1)
+        followed = nn.functional.cross_entropy(wide(logits), aim)
+        return followed if self.share == 1 else torch.lerp(labelled(logits, x, y), followed, self.share)
+
+
+def labelled(logits: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The cross-entropy with the labels alone: the loss without a teacher."""
+    return nn.functional.cross_entropy(wide(logits), y)
+
+
+def wide(logits: Tensor) -> Tensor:
+    """In float32 at least."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+@torch.no_grad()
+def taught_by(net: nn.Module, path: Path, share: float) -> Teacher:
+    """`net` with all its tensors from the file, as a teacher; ValueError, naming what is missing, if it is another."""
+    theirs, ours = read_weights(path), net.state_dict()
+    found = match(ours, theirs)
+    absent = [*found.shapes, *found.missing]
+    if absent:
+        shown = ", ".join(absent[:4]) + (", ..." if len(absent) > 4 else "")
+        raise ValueError(f"teacher {path}: not the float net of this run; without a partner there: {shown}")
+    for own, other in found.pairs.items():
+        ours[own].copy_(theirs[other])
+    return Teacher(net, share)

@@ -28,7 +28,7 @@ FULL = Contender(
 BINARYCONNECT = Contender(
     "binaryconnect",
     {"lr": 0.01},
-    Search(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.06}), chosen=1),
+    Search(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.06}, {"lr": 0.1}), chosen=1),
     {"accuracy": "88.33±0.29"},
     source="tuned",
 )
@@ -41,6 +41,8 @@ MIRROR = Contender(
             {"lr": 0.03},
             {"lr": 0.01, "options": {"beta": 1.0, "growth": 1.1}},
             {"lr": 0.03, "options": {"beta": 1.0, "growth": 1.1}},
+            {"lr": 0.03, "options": {"beta": 1.0, "growth": 1.05}},
+            {"lr": 0.06, "options": {"beta": 1.0, "growth": 1.1}},
         ),
     ),
     {"accuracy": "88.13±0.25"},
@@ -68,12 +70,15 @@ PROJECTED = Contender(
             {"lr": 0.03},
             {"lr": 0.03, "options": {"onto": "cube"}},
             {"lr": 0.08, "options": {"onto": "cube"}},
+            {"lr": 0.2, "options": {"onto": "cube"}},
         ),
         chosen=1,
     ),
     {"accuracy": "71.34±0.46"},
 )
-ADASTE = Contender("adaste", {"lr": 0.01}, Search(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.1}), chosen=1), source="tuned")
+ADASTE = Contender(
+    "adaste", {"lr": 0.01}, Search(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}), chosen=1), source="tuned"
+)
 PARQ = Contender(
     "parq",
     {"lr": 0.01},
@@ -82,6 +87,7 @@ PARQ = Contender(
             {"lr": 0.03},
             {"lr": 0.06},
             {"lr": 0.06, "options": {"anneal_end": 0.9}},
+            {"lr": 0.1, "options": {"anneal_end": 0.9}},
         ),
     ),
     source="tuned",
@@ -89,7 +95,17 @@ PARQ = Contender(
 ASKEW = Contender(
     "askew",
     {"lr": 0.06, "alpha": 0.5},
-    Search(({"lr": 0.03, "alpha": 0.5}, {"lr": 0.06, "alpha": 0.5}, {"lr": 0.1, "alpha": 0.5}), chosen=1),
+    Search(
+        (
+            {"lr": 0.03, "alpha": 0.5},
+            {"lr": 0.06, "alpha": 0.5},
+            {"lr": 0.1, "alpha": 0.5},
+            {"lr": 0.06, "alpha": 0.5, "start": 0.75},
+            {"lr": 0.1, "alpha": 0.5, "start": 0.75},
+            {"lr": 0.1, "alpha": 0.5, "start": 0.9},
+        ),
+        chosen=1,
+    ),
     {"accuracy": "88.98±0.35"},
 )
 LEVEL_FIRST = Contender(
@@ -101,6 +117,8 @@ LEVEL_FIRST = Contender(
             {"lr": 0.03, "alpha": 0.01, "start": 0.3},
             {"lr": 0.03, "alpha": 0.05, "start": 0.5, "by": "quantile"},
             {"lr": 0.06, "alpha": 0.05, "start": 0.5},
+            {"lr": 0.06, "alpha": 0.01, "start": 0.3},
+            {"lr": 0.1, "alpha": 0.05, "start": 0.5},
         ),
     ),
 )

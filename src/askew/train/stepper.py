@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from askew.core import Clock
-from askew.data.loader import Plan
+from askew.data.loader import Batches, Plan
 from askew.methods.fusible import compiled
 from askew.optim import MethodOptimizer
 from askew.train.source import ImageSource, Source
@@ -101,7 +101,7 @@ class Static:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.graph_phase: Hashable = None
         self.warm = WARM
-        self.make = self._compiled(self.batches.make)
+        self.batch_at = self._compiled(_batch_at(self.batches))
         self.loss_of = self._compiled(_loss_of(model, objective))
         optimizer.nonfinite = "ignore"
         self._buffers()
@@ -181,10 +181,8 @@ class Static:
         assert self.table is not None
         if self.capture:
             row = self.table.index_select(0, self.index)[0]
-            for knob, number in zip(self._knobs(), row.unbind(), strict=True):
-                knob.copy_(number)
-        places = self.index * self.batches.batch + self.places
-        x, y = self.make(Plan(*(part.index_select(0, places) for part in self.plan)))
+            torch._foreach_copy_(self._knobs(), list(row.unbind()))  # pyright: ignore[reportPrivateImportUsage]
+        x, y = self.batch_at(self.index, self.places, self.plan)
         self.optimizer.zero_grad(set_to_none=True)
         with autocast(self.device, self.bf16, cache=False):
             loss = self.loss_of(x, y)
@@ -192,6 +190,16 @@ class Static:
         self.optimizer.step()
         self.losses.index_copy_(0, self.index, loss.detach().reshape(1))
         self.index += 1
+
+
+def _batch_at(batches: Batches) -> Callable[[Tensor, Tensor, Plan], tuple[Tensor, Tensor]]:
+    """The batch of a step, cut from an epoch's plan and made in one go: the compiler leaves few kernels of it."""
+
+    def batch_at(step: Tensor, places: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        own = step * batches.batch + places
+        return batches.make(Plan(*(part.index_select(0, own) for part in plan)))
+
+    return batch_at
 
 
 def _loss_of(model: nn.Module, objective: Objective) -> Callable[[Tensor, Tensor], Tensor]:

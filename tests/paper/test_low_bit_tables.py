@@ -9,7 +9,17 @@ import pytest
 from image_trees import FakeGrid, cifar_archive, imagenet_tree, made_up
 
 from askew import cli
-from askew.paper import cifar_w1a1, image_runs, imagenet_low, low_bit, low_bit_report, low_bit_words, tiny_low
+from askew.paper import (
+    cifar_taught,
+    cifar_w1a1,
+    image_runs,
+    imagenet_low,
+    low_bit,
+    low_bit_report,
+    low_bit_words,
+    tiny_low,
+)
+from askew.paper.cifar_taught import CifarTaught
 from askew.paper.cifar_w1a1 import CifarW1A1
 from askew.paper.imagenet_low import ImageNetLow
 from askew.paper.tiny_low import TinyLow
@@ -19,6 +29,7 @@ TABLES = {
     "tiny-low": (tiny_low.TABLE, TinyLow),
     "imagenet-low": (imagenet_low.TABLE, ImageNetLow),
     "cifar-w1a1": (cifar_w1a1.TABLE, CifarW1A1),
+    "cifar-taught": (cifar_taught.TABLE, CifarTaught),
 }
 
 
@@ -40,7 +51,7 @@ def test_every_run_has_settings_that_fit(name: str, tmp_path: Path) -> None:
     assert len({(job.row.key, job.seed) for job in jobs if job.row}) == len(jobs) > 0
     expected = sum(table.settings(row, k) is not None for row in table.rows for k in ("paper", "best"))
     assert len(jobs) == config.seeds * expected
-    if name != "imagenet-low":
+    if name not in ("imagenet-low", "cifar-taught"):
         tried = low_bit.plan(table, kind(tmp_path, search=True, device="cpu"))
         assert len({job.row.key for job in tried if job.row}) == len(tried)
         assert all(job.holdout == 5000 for job in tried)
@@ -149,3 +160,35 @@ def test_the_note_claims_no_search_that_was_not_run(tmp_path: Path) -> None:
 def test_the_best_of_several_forms_is_called_that(tmp_path: Path) -> None:
     shown = low_bit_report.present(tiny_low.TABLE, records("tiny-low", tmp_path, {}, seeds=1))
     assert all("(the highest of 3 forms of level-first here)" in text for text in shown.verdicts)
+
+
+def test_taught_rows_have_full_precision_of_their_seed_as_teacher(tmp_path: Path) -> None:
+    config = CifarTaught(tmp_path, device="cpu", seeds=2, checkpoints=tmp_path / "runs")
+    jobs = low_bit.plan(cifar_taught.TABLE, config)
+    folder = tmp_path / "runs/cifar-taught"
+    for job in jobs:
+        assert job.row is not None
+        taught = job.row.key.endswith("-taught-best")
+        file = folder / f"cifar-taught-full-precision-w32a32-best-seed{job.seed}/last.pt"
+        assert (job.teacher, job.teacher_share) == ((file, cifar_taught.SHARE) if taught else (None, None))
+    makers = [image_runs.checkpoint(job) for job in jobs if job.teacher is None]
+    assert len(makers) == 2 and {job.teacher for job in jobs if job.teacher} == set(makers)
+    some = low_bit.plan(cifar_taught.TABLE, CifarTaught(tmp_path, device="cpu", seeds=1, methods=("parq",)))
+    assert [job.row.key for job in some if job.row] == ["full-precision-w32a32-best", "parq-w1a32-taught-best"]
+    with pytest.raises(ValueError, match="settings are those of cifar-w1"):
+        CifarTaught(tmp_path, search=True)
+
+
+def test_taught_rows_are_compared_with_one_another(tmp_path: Path) -> None:
+    scores = {"full-precision-w32a32-best": 90.0, "full-precision-w32a32-taught-best": 91.0}
+    scores |= {"askew-level-first-w1a32-taught-best": 89.95, "parq-w1a32-taught-best": 89.9}
+    shown = low_bit_report.present(cifar_taught.TABLE, records("cifar-taught", tmp_path, scores))
+    lines = {line[0]: line for line in shown.tables[0].rows}
+    assert lines["full precision [W32/A32], taught"][7:9] == ("91.00 ± 0.00", "-1.00")
+    assert lines["ASkew, level-first [W1/A32], taught"][7:9] == ("89.95 ± 0.00", "0.05")
+    assert (
+        "taught: by full precision's net" in shown.tables[0].note.lower() and "90% of the loss" in shown.tables[0].note
+    )
+    (verdict,) = shown.verdicts
+    assert "0.05 points below full precision" in verdict
+    assert "ahead of every other taught method at these widths, the nearest being PARQ [W1/A32], taught" in verdict

@@ -6,34 +6,37 @@ A row is a method at some width of weights and activations; each may run at the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from askew.paper.common import Source
-from askew.paper.image_runs import ImageTable, asked_for, complete, training
+from askew.paper.image_runs import ImageTable, asked_for, checkpoint, complete, training
 from askew.paper.images_common import OURS, Experiment, Kind, Search, Settings, origin, search_key
 from askew.report.style import look
 from askew.train.grid_job import OnJob
 from askew.train.image_config import ImageTraining
 from askew.train.record import Record
 
-Widths = Literal["w1a1", "w2a4", "w4a4", "w32a1", "w32a32"]
+Widths = Literal["w1a1", "w1a32", "w2a4", "w4a4", "w32a1", "w32a32"]
 WIDTHS: dict[Widths, Settings] = {
+    "w1a32": {"bits": 1},
     "w1a1": {"bits": 1, "activation_bits": 1},
     "w2a4": {"bits": 2, "activation_bits": 4},
     "w4a4": {"bits": 4, "activation_bits": 4},
     "w32a1": {"activation_bits": 1},
     "w32a32": {},
 }
+FULL = "full-precision-w32a32"
 
 
 @dataclass(frozen=True)
 class Row:
     """A method at a width, with its settings at the paper's schedule and its search (None: not run there).
 
-    tag    tells rows of one method and width apart, such as alpha0.5
-    value  what the paper prints; source: where the settings at the paper's schedule come from
+    tag     tells rows of one method and width apart, such as alpha0.5
+    value   what the paper prints; source: where the settings at the paper's schedule come from
+    taught  the part of the loss that the net of full precision's row teaches, for the same seed (None: no teacher)
     """
 
     method: str
@@ -43,10 +46,12 @@ class Row:
     value: str = ""
     source: Source = "paper"
     tag: str = ""
+    taught: float | None = None
 
     @property
     def key(self) -> str:
-        return "-".join(part for part in (self.method, self.widths, self.tag) if part)
+        parts = (self.method, self.widths, self.tag, "taught" if self.taught else "")
+        return "-".join(part for part in parts if part)
 
     @property
     def ours(self) -> bool:
@@ -56,7 +61,8 @@ class Row:
     @property
     def label(self) -> str:
         bits = self.widths.upper().replace("A", "/A")
-        return f"{look(self.method).label} [{bits}]" + (f", {self.tag.replace('alpha', 'alpha ')}" if self.tag else "")
+        tag = f", {self.tag.replace('alpha', 'alpha ')}" if self.tag else ""
+        return f"{look(self.method).label} [{bits}]{tag}{', taught' if self.taught else ''}"
 
     def origin(self, kind: Kind) -> Source:
         return origin(self.method, self.source, kind)
@@ -85,7 +91,13 @@ class LowBit:
     def settings(self, row: Row, kind: Kind) -> dict[str, object] | None:
         """Of the runs of a row at a kind of schedule; None if there are none."""
         own = row.paper if kind == "paper" else row.search and row.search.winner
-        return None if own is None else {**self.kinds[kind], **WIDTHS[row.widths], **own}
+        taught = {"teacher_share": row.taught} if row.taught else {}
+        return None if own is None else {**self.kinds[kind], **WIDTHS[row.widths], **own, **taught}
+
+    @property
+    def full(self) -> Row:
+        """Full precision's row: what gaps are counted from, and the teacher."""
+        return next(row for row in self.rows if row.key == FULL)
 
 
 def plan(table: LowBit, config: ImageTable) -> list[ImageTraining]:
@@ -94,19 +106,34 @@ def plan(table: LowBit, config: ImageTable) -> list[ImageTraining]:
         return list(search_plan(table, config))
     kinds: list[Kind] = ["paper", "best"] if config.schedules == "both" else [config.schedules]
     return [
-        training(table.experiment, config, row.method, f"{row.key}-{kind}", settings, seed, about)
+        job(table, config, row, kind, seed)
         for seed in range(config.seeds)
         for kind in kinds
-        for row in asked_for(table.name, table.rows, config)
-        if (settings := table.settings(row, kind)) is not None
-        for about in [{"kind": kind, "row": row.key, "label": row.label, "settings": row.origin(kind)}]
+        for row in with_teacher(table, asked_for(table.name, table.rows, config))
+        if table.settings(row, kind) is not None
     ]
+
+
+def with_teacher(table: LowBit, rows: Sequence[Row]) -> list[Row]:
+    """The rows, and full precision's if one of them is taught by it."""
+    needed = any(row.taught for row in rows) and table.full not in rows
+    return [table.full, *rows] if needed else list(rows)
+
+
+def job(table: LowBit, config: ImageTable, row: Row, kind: Kind, seed: int) -> ImageTraining:
+    """The run of a row."""
+    settings = table.settings(row, kind)
+    assert settings is not None
+    if row.taught:
+        settings["teacher"] = checkpoint(job(table, config, table.full, kind, seed))
+    about = {"kind": kind, "row": row.key, "label": row.label, "settings": row.origin(kind)}
+    return training(table.experiment, config, row.method, f"{row.key}-{kind}", settings, seed, about)
 
 
 def search_plan(table: LowBit, config: ImageTable) -> Iterator[ImageTraining]:
     """One run for each tried setting, scored on held-out training images."""
     for row in asked_for(table.name, table.rows, config):
-        for tried in row.search.tried if row.search else ():
+        for tried in row.search.tried if row.search and not row.taught else ():
             settings = {**table.kinds["best"], **WIDTHS[row.widths], **tried, "holdout": config.holdout}
             about = {"kind": "search", "row": row.key, "label": row.label}
             key = search_key(row.key, tried)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from askew.core import uniform
 from askew.paper.images_common import KINDS, MISSING, Kind
-from askew.paper.low_bit import LowBit, Row
-from askew.paper.low_bit_words import FULL, Runs, gap, lead, note, runs_of, score, verdicts
+from askew.paper.low_bit import FULL, LowBit, Row
+from askew.paper.low_bit_words import Runs, gap, lead, note, runs_of, score, verdicts
 from askew.paper.present import Presentation
 from askew.paper.search_report import Candidate, chosen_how, settings_table
 from askew.report import image_figures
@@ -80,4 +80,5 @@ def curves(table: LowBit, runs: Runs, widths: str) -> tuple[image_figures.Figure
 
 def candidates(table: LowBit) -> list[Candidate]:
     """The rows as the search knows them."""
-    return [Candidate(r.label, r.method, r.key, r.paper, r.origin("paper"), r.search) for r in table.rows]
+    rows = [row for row in table.rows if not row.taught]
+    return [Candidate(r.label, r.method, r.key, r.paper, r.origin("paper"), r.search) for r in rows]

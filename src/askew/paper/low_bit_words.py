@@ -8,11 +8,9 @@ from askew.paper.images_common import KINDS, Kind, Settings
 from askew.paper.images_rows import Place, gathered
 from askew.paper.images_rows import Rows as Runs
 from askew.paper.images_words import data_words, net_words
-from askew.paper.low_bit import LowBit
+from askew.paper.low_bit import FULL, LowBit
 from askew.report.runs import Stat, stat, summary_values, unique
 from askew.train.record import Record
-
-FULL = "full-precision-w32a32"
 
 
 def runs_of(table: LowBit, records: Sequence[Record]) -> Runs:
@@ -37,13 +35,19 @@ def gap(runs: Runs, key: str, kind: Kind) -> float | None:
 def note(table: LowBit, runs: Runs, how: str) -> str:
     """What the numbers mean and how the settings of the best schedule were chosen."""
     shown = data_words([r.config for own in runs.values() for r in own])
+    lessons = sorted({row.taught for row in table.rows if row.taught})
+    taught = f" Taught: by full precision's net of the same seed, {_parts(lessons)} of the loss." if lessons else ""
     starred = " *: from the literature, as the paper prints it; not run here." if table.literature else ""
     return (
         f"{shown + '. ' if shown else ''}After the last epoch, weights on their levels, BatchNorm and activation "
         "scales re-estimated on training images; mean ± sample standard deviation over n seeds (the paper prints its "
         "best epoch). Levels: of one weight. Gap: full precision at the same kind of schedule minus this. Paper's "
-        f"schedule: {table.schedule}. Best schedule: cosine, settings {how}.{starred}"
+        f"schedule: {table.schedule}. Best schedule: cosine, settings {how}.{taught}{starred}"
     )
+
+
+def _parts(shares: Sequence[float]) -> str:
+    return " or ".join(f"{100 * share:g}%" for share in shares)
 
 
 def lead(table: LowBit, runs: Runs) -> str:
@@ -58,12 +62,16 @@ def lead(table: LowBit, runs: Runs) -> str:
 
 
 def verdicts(table: LowBit, runs: Runs) -> list[str]:
-    """At each width: the gap of the best form of level-first, and its place among the others, whichever way it went."""
-    return [text for widths in unique(row.widths for row in table.rows) for text in _verdict(table, runs, widths)]
+    """At each width: the gap of the best form of level-first, and its place among the others, whichever way it went.
+
+    Rows with a teacher are compared with one another.
+    """
+    groups = unique((row.widths, row.taught is not None) for row in table.rows)
+    return [text for widths, taught in groups for text in _verdict(table, runs, widths, taught)]
 
 
-def _verdict(table: LowBit, runs: Runs, widths: str) -> list[str]:
-    here = [row for row in table.rows if row.widths == widths]
+def _verdict(table: LowBit, runs: Runs, widths: str, taught: bool) -> list[str]:
+    here = [row for row in table.rows if row.widths == widths and (row.taught is not None) == taught]
     ours = [(own.mean, row.key, row.label) for row in here if row.ours and (own := score(runs, row.key, "best"))]
     if not ours:
         return []
@@ -76,6 +84,7 @@ def _verdict(table: LowBit, runs: Runs, widths: str) -> list[str]:
     ahead = [(mean - own.mean, row.label) for row, own in found if own]
     if ahead:
         by, nearest = min(ahead)
-        verb = "ahead of every other method at these widths, the nearest being" if by > 0 else "NOT ahead of"
+        others = f"every other {'taught ' if taught else ''}method at these widths"
+        verb = f"ahead of {others}, the nearest being" if by > 0 else "NOT ahead of"
         text += f" It is {verb} {nearest}, by {abs(by):.2f} points."
     return [text]

@@ -1,0 +1,60 @@
+"""One bit a weight on CIFAR-10 with a full-precision net as teacher: not in the paper.
+
+Net, data, epochs and settings as at the best schedule of cifar-w1; each net is taught by full precision's of the same
+seed. Full precision itself is taught, too: what a teacher gives any net is not what it gives the method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from askew.paper import cifar_w1, low_bit
+from askew.paper.image_runs import ImageTable
+from askew.paper.images_common import KINDS, Search
+from askew.paper.low_bit import LowBit, Row
+from askew.train.grid_job import OnJob
+from askew.train.record import Record
+
+SHARE = 0.9
+METHODS = ("binaryconnect", "md-tanh", "parq", "askew-level-first")
+WINNERS = {c.method: Search((c.search.winner,)) for c in cifar_w1.EXPERIMENT.contenders}
+
+TABLE = LowBit(
+    "cifar-taught",
+    "One bit a weight on CIFAR-10, with a teacher",
+    {"dataset": "cifar10"},
+    (
+        Row("full-precision", "w32a32", None, WINNERS["full-precision"]),
+        Row("full-precision", "w32a32", None, WINNERS["full-precision"], taught=SHARE),
+        *(Row(method, "w1a32", None, WINNERS[method], taught=SHARE) for method in METHODS),
+        Row("askew-level-first-rounded", "w1a32", None, WINNERS["askew-level-first"], taught=SHARE),
+    ),
+    KINDS,
+    "not run",
+    settings_from="those of cifar-w1",
+)
+
+
+@dataclass(frozen=True)
+class CifarTaught(ImageTable):
+    """One bit a weight on CIFAR-10, each net taught by full precision's."""
+
+    out: Path = Path("results/cifar-taught")
+    """Folder for the records, tables and figures."""
+    width: int | None = None
+    """Width of VGG-small's first layer (128 if not given); less for a trial."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.search:
+            raise ValueError("cifar-taught has no search of its own: its settings are those of cifar-w1")
+
+    def own(self) -> dict[str, Any]:
+        return {"width": self.width}
+
+
+def run(config: CifarTaught, on_status: OnJob | None = None) -> list[Record]:
+    """Make the runs that are missing; the records of all that were asked for."""
+    return low_bit.run(TABLE, config, on_status)

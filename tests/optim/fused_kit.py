@@ -25,6 +25,7 @@ SCHEDULES = {
     "free": Constant(1e9),
     "level-first": askew.LevelFirst(start=0.0, end=0.8),
 }
+ROUNDED = askew.LevelFirst(start=0.0, end=0.8, rounded=True)
 LEVELS = {
     "binary": askew.binary(),
     "int4": askew.uniform(4),
@@ -64,6 +65,11 @@ def advance(ps: list[nn.Parameter], opt: askew.ASkew, k: int) -> None:
     for p in ps:
         p.grad = torch.randn(p.shape, generator=g).to(p.device, p.dtype)  # plain layout: conv's must be laid out anew
     opt.step()
+
+
+def latents(ps: list[nn.Parameter], opt: askew.ASkew) -> list[Tensor]:
+    """What is optimised."""
+    return [opt.underlying(p).detach() for p in ps]
 
 
 def ulps(a: Tensor, b: Tensor, size: Tensor | float = 0.0) -> float:

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from fused_kit import BASES, LEVELS, SCALES, SCHEDULES, TOTAL, advance, run, ulps
+from fused_kit import BASES, LEVELS, ROUNDED, SCALES, SCHEDULES, TOTAL, advance, latents, run, ulps
 from hypothesis import given
 from hypothesis import strategies as st
 from optim_kit import Net, differing, on_levels, small, train, weights_of
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import askew
 from askew.core import Constant, LevelSet, oracle
+from askew.core.levels import nearest
 from askew.methods.base import FullPrecision
 from askew.methods.binaryconnect import BinaryConnect
 from askew.native import loader
@@ -171,6 +172,45 @@ def test_the_rivals_have_it_too(method):
         runs.append((weights_of(model), [opt.underlying(p).detach().clone() for p in model.parameters()]))
     for a, b in zip(runs[0][0] + runs[0][1], runs[1][0] + runs[1][1], strict=True):
         assert ulps(a, b, 1.0) <= 4 * FEW
+
+
+@pytest.mark.parametrize("levels", LEVELS)
+@pytest.mark.parametrize("base", BASES)
+def test_rounded_level_first_has_it_too(base, levels):
+    """Latent weights as in the wrapped form, the network's on the nearest levels; in the end both on the same ones."""
+    setting = BASES[base], ROUNDED, LEVELS[levels]
+    for steps in (1, TOTAL):
+        here, there = (run(fused, *setting, steps=steps) for fused in (True, False))
+        assert here[1]._fusion._batches and not there[1]._fusion._batches
+        exact = latents(*run(False, *setting, steps=steps, dtype=torch.float64))
+        if steps == 1:
+            for a, b in zip(latents(*here), latents(*there), strict=True):
+                assert ulps(a, b, 1.0) <= FEW
+        assert _astray(latents(*here), exact) <= 0.002 + 2 * _astray(latents(*there), exact)
+        for p, w in zip(here[0][:5], latents(*here)[:5], strict=True):  # those with levels
+            assert torch.equal(p.detach(), nearest(w, LEVELS[levels]))
+            assert steps == 1 or torch.equal(p.detach(), w)
+    assert on_levels(here[1])
+
+
+def test_rounded_level_first_lands_weights_without_a_gradient():
+    """On the last step only: the second weight never has a gradient, its latents stay till then."""
+    runs = []
+    for fused in (True, False):
+        ps = [nn.Parameter(torch.tensor([0.3, -0.7])), nn.Parameter(torch.tensor([0.4, -0.2]))]
+        opt = askew.ASkew(Adam([{"params": ps, "levels": askew.binary()}], lr=0.1), ROUNDED, total_steps=3, fused=fused)
+        for _ in range(3):
+            assert opt.steps == 0 or opt.underlying(ps[1]).tolist() == pytest.approx([0.4, -0.2])
+            ps[0].grad = torch.tensor([0.5, 0.5])
+            opt.step()
+        runs.append([*(p.detach() for p in ps), *latents(ps, opt)])
+        assert runs[-1][1].tolist() == runs[-1][3].tolist() == [1.0, -1.0]
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_rounded_level_first_with_a_scale_is_wrapped():
+    with pytest.raises(ValueError, match="askew-level-first-rounded measures the scale 'sawb'"):
+        run(True, BASES["adam"], ROUNDED, LEVELS["int4"], SCALES[2], steps=1)
 
 
 def test_no_memory_between_or_in_steps():

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from fused_kit import BASES, LEVELS, SCALES, SCHEDULES, TOTAL, advance, excess, run, ties, ulps
+from fused_kit import BASES, LEVELS, ROUNDED, SCALES, SCHEDULES, TOTAL, advance, excess, latents, run, ties, ulps
 from optim_kit import differing, on_levels
 from torch import nn
 from torch.optim import Adam, AdamW
@@ -33,6 +33,16 @@ def test_one_step_equals_the_wrapped_one(base, schedule, levels, scale):
         for key, value in here[1].state[a].items():
             states = [m[1].state[p][key] for m, p in zip(moved, others, strict=True)]
             assert excess(value, there[1].state[b][key], exact[1].state[c][key], states, edge[i]) <= FEW
+
+
+@pytest.mark.parametrize("levels", LEVELS)
+@pytest.mark.parametrize("base", BASES)
+def test_rounded_level_first_equals_the_wrapped_one(base, levels):
+    here, there = (run(f, BASES[base], ROUNDED, LEVELS[levels], steps=1, device="cuda") for f in (True, False))
+    for a, b in zip(latents(*here), latents(*there), strict=True):
+        assert not a.numel() or ulps(a, b, 1.0) <= FEW
+    ps, opt = run(True, BASES[base], ROUNDED, LEVELS[levels], device="cuda")
+    assert on_levels(opt) and all(torch.equal(p.detach(), w) for p, w in zip(ps[:5], latents(ps, opt), strict=False))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])

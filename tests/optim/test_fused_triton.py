@@ -9,8 +9,9 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from fused_kit import BASES, LEVELS, SCALES, SCHEDULES, run, ulps
+from fused_kit import BASES, LEVELS, ROUNDED, SCALES, SCHEDULES, latents, run, ulps
 
+from askew.core.levels import nearest
 from askew.optim import fused, fused_cuda
 from askew.optim.fused_launch import GRADIENTS, STEP
 
@@ -54,6 +55,17 @@ def test_it_equals_the_wrapped_step(base, schedule, levels, scale, steps, host, 
         assert ulps(a.detach(), b.detach(), 1.0) <= steps * FEW
         for key, value in here[1].state[a].items():
             assert ulps(value, there[1].state[b][key], 1.0) <= steps * FEW
+
+
+@pytest.mark.parametrize("levels", ["binary", "table"])
+def test_rounded_level_first_equals_the_wrapped_step(levels):
+    for steps in (1, 10):
+        here, there = (run(fused, BASES["adam"], ROUNDED, LEVELS[levels], steps=steps) for fused in (True, False))
+        assert here[1]._fusion._batches[0][0].__class__ is fused_cuda.Batch
+        for a, b in zip(latents(*here), latents(*there), strict=True):
+            assert ulps(a, b, 1.0) <= steps * FEW
+        own = latents(*here)[:5]
+        assert all(torch.equal(p.detach(), nearest(w, LEVELS[levels])) for p, w in zip(here[0][:5], own, strict=True))
 
 
 def test_the_arguments_stand_in_the_kernels_order():

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
 from askew.core import Clock
-from askew.methods.askew import EpsilonSkew, LevelFirstSkew
+from askew.methods.askew import LevelFirstSkew
 from askew.methods.base import FullPrecision, Method
 from askew.methods.binaryconnect import BinaryConnect
 from askew.optim import fused_cpu, fused_cuda
 from askew.optim.checks import Group, names
 from askew.optim.fused_known import Settings, Tensors
-from askew.optim.fused_work import GroupWork, ParamWork, gradient, group_work, param_work
+from askew.optim.fused_work import MODES, ROUNDING, GroupWork, ParamWork, gradient, group_work, param_work
 from askew.optim.sharding import apply, is_sharded, local
 
 if TYPE_CHECKING:
@@ -96,7 +96,10 @@ class Fusion:
         if now.last:
             for _, p, site in optimizer.weights():
                 if p.grad is None:
-                    p.copy_(apply(optimizer.method, "retract", site, p, None))
+                    w = optimizer.underlying(p)
+                    w.copy_(apply(optimizer.method, "retract", site, w, None))
+                    if w is not p:
+                        p.copy_(apply(optimizer.method, "forward_weight", site, w))
 
     def _prepare(self, optimizer: MethodOptimizer, now: Clock) -> None:
         """Batches of the parameters with gradients; scales are measured, and frozen once annealing has started."""
@@ -146,11 +149,11 @@ def _base_refusal(base: Any) -> str | None:
 
 
 def _method_refusal(method: Method) -> str | None:
-    if type(method) is LevelFirstSkew and method.by != "radius":
+    if isinstance(method, LevelFirstSkew) and method.by != "radius":
         return f"level-first by {method.by} looks at whole tensors"
     if type(method) is BinaryConnect and method.stochastic:
         return "stochastic BinaryConnect draws from torch's generator"
-    if type(method) not in (EpsilonSkew, LevelFirstSkew, FullPrecision, Method, BinaryConnect):
+    if type(method) not in (*MODES, FullPrecision, Method, BinaryConnect):
         return f"the method {method.name} has no fused form"
     return None
 
@@ -168,8 +171,8 @@ def _group_refusal(optimizer: MethodOptimizer, position: int, group: Group) -> s
     levels = group.get("levels")
     if levels is not None and len(levels) > MAX_LEVELS:
         return f"{where}{len(levels)} levels are more than {MAX_LEVELS}"
-    if levels is not None and type(optimizer.method) is BinaryConnect and group["scale"] != "none":
-        return f"{where}BinaryConnect measures the scale {group['scale']!r} between step and forward weights"
+    if levels is not None and type(optimizer.method) in ROUNDING and group["scale"] != "none":
+        return f"{where}{optimizer.method.name} measures the scale {group['scale']!r} between step and forward weights"
     if len({p.device for p in group["params"]}) > 1:
         return f"{where}its parameters lie on several devices"
     if group["params"]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from askew.core import LevelSet
-from askew.methods.askew import EpsilonSkew, LevelFirstSkew
+from askew.methods.askew import EpsilonSkew, LevelFirstSkew, RoundedLevelFirst
 from askew.methods.binaryconnect import BinaryConnect
 from askew.optim.checks import Group
 from askew.optim.sharding import aligned, local
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from askew.optim.wrapper import MethodOptimizer
 
 PLAIN, INTERVAL, LEVEL_FIRST = range(3)  # native/step.h
+MODES = {EpsilonSkew: INTERVAL, LevelFirstSkew: LEVEL_FIRST, RoundedLevelFirst: LEVEL_FIRST}  # others: PLAIN
+ROUNDING = (BinaryConnect, RoundedLevelFirst)  # the network computes with the nearest levels of latent weights
 
 
 @dataclass
@@ -60,17 +62,17 @@ class ParamWork:
 def group_work(optimizer: MethodOptimizer, position: int, group: Group, last: bool) -> GroupWork:
     """The scalars of one group; a group without levels, or full precision, is the base optimizer alone."""
     method, levels = optimizer.method, group["levels"]
-    modes = {EpsilonSkew: INTERVAL, LevelFirstSkew: LEVEL_FIRST}
     devices = [p.device for p in group["params"][:1]] if levels is not None else []
+    mode = PLAIN if levels is None else MODES.get(type(method), PLAIN)
     return GroupWork(
-        mode=PLAIN if levels is None else modes.get(type(method), PLAIN),
+        mode=mode,
         levels=levels,
         number=0.0 if levels is None else optimizer.value(position),
         value=optimizer._values[position, devices[0]] if devices else None,
         alpha=0.0 if levels is None else group["alpha"],
         clip=1.0 if levels is None else optimizer._clip(group),
-        snap=levels is not None and type(method) is LevelFirstSkew and last,
-        forward=levels is not None and type(method) is BinaryConnect,
+        snap=mode == LEVEL_FIRST and last,
+        forward=levels is not None and type(method) in ROUNDING,
         adam=type(optimizer.base) is not SGD,
         lr=group["lr"],
         options=group,

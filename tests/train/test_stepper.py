@@ -9,7 +9,7 @@ import askew.train.stepper as stepper
 from askew.methods.registry import METHODS
 from askew.train.images import train_images
 from askew.train.source import TensorSource
-from askew.train.stepper import Static
+from askew.train.stepper import Static, fastest_convolutions
 
 NAMES = [name for name in METHODS if name not in ("luq", "lsq", "parq-fixed")]  # those take two bits and more
 CUDA = pytest.mark.cuda
@@ -61,6 +61,20 @@ def test_static_steps_need_images_on_the_device():
     source = TensorSource((torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)), 2, 0)
     with pytest.raises(ValueError, match="images that lie on one device"):
         Static(torch.nn.Linear(2, 2), None, None, source, False)  # pyright: ignore
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_the_choice_of_convolutions_is_left_as_it_was(before, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
+
+    def inside():
+        with fastest_convolutions():
+            assert torch.backends.cudnn.benchmark is True
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        inside()
+    assert torch.backends.cudnn.benchmark is before
 
 
 @CUDA

@@ -7,6 +7,7 @@ in its own way.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -36,6 +37,17 @@ class Stepper(Protocol):
 def autocast(device: torch.device, enabled: bool, cache: bool = True) -> torch.autocast:
     """bfloat16 where it is safe, float32 elsewhere; the weights themselves stay as they are."""
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=cache)
+
+
+@contextmanager
+def fastest_convolutions() -> Iterator[None]:
+    """Inside, cuDNN tries its kernels at the first sight of a shape and keeps the fastest; shapes stay, in a graph."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 class Eager:
@@ -166,14 +178,15 @@ class Static:
         self.graph = None
         main = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(main)
-        with torch.cuda.stream(self.stream), compiled():
+        with torch.cuda.stream(self.stream), compiled(), fastest_convolutions():
             self._step()
         main.wait_stream(self.stream)
         self.warm -= 1
         if self.warm <= 0 and following == phase:
             torch.cuda.synchronize(self.device)
             self.graph, self.graph_phase = torch.cuda.CUDAGraph(), phase
-            with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"), compiled():
+            captured = torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local")
+            with captured, compiled(), fastest_convolutions():
                 self._step()
 
     def _step(self) -> None:

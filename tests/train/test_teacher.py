@@ -125,9 +125,10 @@ def test_a_run_with_a_teacher_goes_on_bit_for_bit(data, tmp_path, learned):
 
 
 def test_another_net_or_no_file_is_named(data, tmp_path, learned):
-    job = small_job(data, tmp_path, teacher=learned, width=8)
-    with pytest.raises(ValueError, match=r"teacher .*last\.pt: not the float net of this run.*features\.0"):
-        build_objective(job, 10)
+    with pytest.raises(ValueError, match=r"last\.pt: no weight of it matches one of VGGSmall"):
+        build_objective(small_job(data, tmp_path, teacher=learned, width=8), 10)
+    with pytest.raises(ValueError, match=r"teacher .*last\.pt: not the float net of this run.*head\.linear"):
+        build_objective(small_job(data, tmp_path, teacher=learned), 3)
     with pytest.raises(FileNotFoundError, match="nothing"):
         taught_by(nn.Linear(2, 2), tmp_path / "nothing.pt", 0.5)
     assert build_objective(small_job(data, tmp_path), 10) is labelled

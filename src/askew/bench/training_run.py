@@ -16,7 +16,8 @@ from askew.train.image_config import ImageTraining
 from askew.train.images import build_model, build_optimizer
 from askew.train.recipes import Dataset
 from askew.train.source import image_sources
-from askew.train.stepper import Eager, Static, Stepper
+from askew.train.stepper import Eager, Static, Stepper, loss_of
+from askew.train.teacher import labelled
 
 EPOCHS, UNDER_WAY = 1000, 700  # of an imagined run: the measured steps come when level-first has captured a part
 MANY = 100_000
@@ -73,7 +74,7 @@ def start(case: Case, job: ImageTraining, steps: int, batch: int) -> Run:
     if settings.static:
         _let_compile()
     kind: type[Static | Eager] = Static if settings.static else Eager
-    stepper: Stepper = kind(net.train(), optimizer, scheduler, train, settings.bf16)
+    stepper: Stepper = kind(loss_of(net.train(), labelled), optimizer, scheduler, train, settings.bf16)
     epochs = iter(range(UNDER_WAY, EPOCHS))
 
     def take() -> None:

@@ -80,7 +80,8 @@ def diagnose(optimizer: MethodOptimizer) -> Diagnosis:
     Weights cut over processes: all of them look together, and each gets the numbers of the whole.
     """
     seen = optimizer.__dict__.setdefault("_last_look", {})
-    views = [_view(optimizer, p, site, seen.get(p)) for _, p, site in optimizer.weights()]
+    weights = optimizer.weights()
+    views = [_view(optimizer, p, site, seen.get(p)) for _, p, site in weights]
     columns: list[Tensor] = [torch.empty(0)] * len(views)
     for positions in _together(views):
         group = [views[i] for i in positions]
@@ -96,7 +97,7 @@ def diagnose(optimizer: MethodOptimizer) -> Diagnosis:
             seen[views[i].p] = index
             columns[i] = _over_processes(row, views[i].q.numel(), sharding.group_of(views[i].p))
     rows = torch.stack([c.to(columns[0].device) for c in columns]).cpu().double()
-    labels, sizes = [name for name, _, _ in optimizer.weights()], [v.p.numel() for v in views]
+    labels, sizes = [name for name, _, _ in weights], [v.p.numel() for v in views]
     return Diagnosis(
         step=optimizer.steps,
         kind=optimizer.annealing.kind,

@@ -91,7 +91,7 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         Idea("rounded-06", "lr .06", {"lr": 0.06}, ROUNDED),
         Idea("rounded-cold", "learning rate to 0", {"min_lr": 0.0, "cosine_end": 1.0}, ROUNDED),
     ),
-    "What a full-precision net can teach (lr .03, the same 40 epochs)": (
+    "What a full-precision net can teach (its lr .03)": (
         Idea("level-first", "level-first, the labels alone"),
         _taught("level-first", "level-first", 0.5, {}, OURS),
         _taught("level-first", "level-first", 0.9, {}, OURS),

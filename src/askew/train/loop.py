@@ -24,7 +24,7 @@ from askew.train.distributed import together, world
 from askew.train.evaluate import Score, reestimate_batchnorm, score
 from askew.train.record import Record, plain
 from askew.train.source import Source
-from askew.train.stepper import Eager, Static, Stepper, autocast
+from askew.train.stepper import Eager, Static, Stepper, autocast, loss_of
 from askew.train.teacher import Objective, labelled
 
 OnStatus = Callable[[Status], None]
@@ -127,7 +127,7 @@ class _Run:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         # forward is the model, or the model within DDP: what a training step calls
         taken: type[Eager | Static] = Static if config.static else Eager
-        self.stepper: Stepper = taken(forward, optimizer, scheduler, train, config.bf16, objective)
+        self.stepper: Stepper = taken(loss_of(forward, objective), optimizer, scheduler, train, config.bf16)
         self.world = world()
         self.board: Board | None = None
         self.train, self.test = train, test

@@ -19,8 +19,9 @@ from askew.data.loader import Batches, Plan
 from askew.methods.fusible import compiled
 from askew.optim import MethodOptimizer
 from askew.train.source import ImageSource, Source
-from askew.train.teacher import Objective, labelled
+from askew.train.teacher import Objective
 
+LossOf = Callable[[Tensor, Tensor], Tensor]
 WARM = 3  # steps before the first capture: they compile, choose convolution kernels and make the optimizer's state
 
 
@@ -50,19 +51,22 @@ def fastest_convolutions() -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
+def loss_of(model: nn.Module, objective: Objective) -> LossOf:
+    """The loss of a batch (x, y) as steps take it."""
+
+    def of(x: Tensor, y: Tensor) -> Tensor:
+        return objective(model(x), x, y)
+
+    return of
+
+
 class Eager:
     """One operation after another, on any device, model and source of batches."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: MethodOptimizer,
-        scheduler: LRScheduler,
-        train: Source,
-        bf16: bool,
-        objective: Objective = labelled,
+        self, loss_of: LossOf, optimizer: MethodOptimizer, scheduler: LRScheduler, train: Source, bf16: bool
     ) -> None:
-        self.loss_of, self.optimizer, self.scheduler = _loss_of(model, objective), optimizer, scheduler
+        self.loss_of, self.optimizer, self.scheduler = loss_of, optimizer, scheduler
         self.train, self.bf16 = train, bf16
         self.lr = 0.0
 
@@ -92,12 +96,11 @@ class Static:
 
     def __init__(
         self,
-        model: nn.Module,
+        loss_of: LossOf,
         optimizer: MethodOptimizer,
         scheduler: LRScheduler,
         train: Source,
         bf16: bool,
-        objective: Objective = labelled,
         capture: bool = True,
     ) -> None:
         if not isinstance(train, ImageSource) or train.train.world > 1:
@@ -114,7 +117,7 @@ class Static:
         self.graph_phase: Hashable = None
         self.warm = WARM
         self.batch_at = self._compiled(_batch_at(self.batches))
-        self.loss_of = self._compiled(_loss_of(model, objective))
+        self.loss_of = self._compiled(loss_of)
         optimizer.nonfinite = "ignore"
         self._buffers()
 
@@ -213,10 +216,3 @@ def _batch_at(batches: Batches) -> Callable[[Tensor, Tensor, Plan], tuple[Tensor
         return batches.make(Plan(*(part.index_select(0, own) for part in plan)))
 
     return batch_at
-
-
-def _loss_of(model: nn.Module, objective: Objective) -> Callable[[Tensor, Tensor], Tensor]:
-    def loss_of(x: Tensor, y: Tensor) -> Tensor:
-        return objective(model(x), x, y)
-
-    return loss_of

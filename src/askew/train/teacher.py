@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from askew.train.initial import match, read_weights
+from askew.train.initial import initialise
 
 SHARE = 0.5
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]  # (logits, images, labels) -> loss
@@ -51,15 +51,11 @@ def wide(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-@torch.no_grad()
 def taught_by(net: nn.Module, path: Path, share: float) -> Teacher:
     """`net` with all its tensors from the file, as a teacher; ValueError, naming what is missing, if it is another."""
-    theirs, ours = read_weights(path), net.state_dict()
-    found = match(ours, theirs)
+    found = initialise(net, path)
     absent = [*found.shapes, *found.missing]
     if absent:
         shown = ", ".join(absent[:4]) + (", ..." if len(absent) > 4 else "")
         raise ValueError(f"teacher {path}: not the float net of this run; without a partner there: {shown}")
-    for own, other in found.pairs.items():
-        ours[own].copy_(theirs[other])
     return Teacher(net, share)

@@ -18,6 +18,7 @@ from askew.train.record import Record
 EXPERIMENT = Experiment("cifar-ideas", "Ideas for one bit a weight on CIFAR-10", {"dataset": "cifar10"}, ())
 OURS, ROUNDED, STRAIGHT = "askew-level-first", "askew-level-first-rounded", "binaryconnect"
 SOFT: Settings = {"beta": 1.0, "growth": 1.1}
+COLD: Settings = {"min_lr": 0.0, "cosine_end": 1.0}
 FULL = "full-faster"
 
 
@@ -49,6 +50,7 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         Idea("full", "full precision, lr .01", {"lr": 0.01}, "full-precision"),
         Idea(FULL, "full precision, lr .03", {"lr": 0.03}, "full-precision"),
         Idea("binaryconnect", "BinaryConnect", {"lr": 0.03}, STRAIGHT),
+        Idea("binaryconnect-cold", "BinaryConnect, learning rate to 0", {"lr": 0.03, **COLD}, STRAIGHT),
         Idea("stochastic", "BinaryConnect, weights drawn at random", {"lr": 0.03}, "binaryconnect-stochastic"),
         Idea("mirror", "mirror descent, lr .03, beta from 1 on", {"lr": 0.03, "options": SOFT}, "md-tanh"),
         Idea("parq", "PARQ, lr .06", {"lr": 0.06}, "parq"),
@@ -89,7 +91,7 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
     "Capture while the net computes with the nearest levels": (
         Idea("rounded", "from 50% of the run on, lr .03, alpha .05", {}, ROUNDED),
         Idea("rounded-06", "lr .06", {"lr": 0.06}, ROUNDED),
-        Idea("rounded-cold", "learning rate to 0", {"min_lr": 0.0, "cosine_end": 1.0}, ROUNDED),
+        Idea("rounded-cold", "learning rate to 0", COLD, ROUNDED),
     ),
     "What a full-precision net can teach (its lr .03)": (
         Idea("level-first", "level-first, the labels alone"),
@@ -98,6 +100,8 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         _taught("rounded", "level-first, computing with the nearest levels", 0.9, {}, ROUNDED),
         _taught("binaryconnect", "BinaryConnect", 0.5, {"lr": 0.03}, STRAIGHT),
         _taught("binaryconnect", "BinaryConnect", 0.9, {"lr": 0.03}, STRAIGHT),
+        _taught("binaryconnect-cold", "BinaryConnect, learning rate to 0", 0.9, {"lr": 0.03, **COLD}, STRAIGHT),
+        _taught("parq", "PARQ, lr .06, annealed until 90%", 0.9, {"lr": 0.06, "options": {"anneal_end": 0.9}}, "parq"),
         _taught("mirror", "mirror descent", 0.9, {"lr": 0.03, "options": SOFT}, "md-tanh"),
         _taught("full", "full precision", 0.9, {"lr": 0.03}, "full-precision"),
     ),

@@ -119,6 +119,9 @@ LEVEL_FIRST = Contender(
             {"lr": 0.06, "alpha": 0.05, "start": 0.5},
             {"lr": 0.06, "alpha": 0.01, "start": 0.3},
             {"lr": 0.1, "alpha": 0.05, "start": 0.5},
+            {"lr": 0.03, "alpha": 0.05, "start": 0.5, "power": 0.5},
+            {"lr": 0.06, "alpha": 0.05, "start": 0.5, "power": 0.5},
+            {"lr": 0.06, "alpha": 0.05, "start": 0.3, "power": 0.5},
         ),
     ),
 )

@@ -39,14 +39,16 @@ EPS = torch.finfo(torch.float32).eps
 
 
 def run(
-    fused, base, schedule, levels, scale=SCALES[0], steps=TOTAL, dtype=torch.float32, device="cpu", nudge=0.0, **more
+    fused, base, schedule, levels, scale=SCALES[0], steps=TOTAL, dtype=torch.float32, device="cpu", nudge=None, **more
 ):
     """(parameters, optimizer) after steps on fixed gradients; a conv weight lies channels-last, two have no levels.
 
-    nudge moves each start value by so many float32 ulps at its size or 1, every other one the other way.
+    nudge moves each start value by so many float32 ulps at its size or 1, every other one the other way; with one, and
+    be it 0, scales are given: those of the values unmoved, for rounding alone moves SAWB's by ten ulps.
     """
     g = torch.Generator().manual_seed(3)
-    start = [nudged(w, nudge) for w in starts(levels, g)]
+    plain = starts(levels, g)
+    start = [nudged(w, nudge or 0.0) for w in plain]
     ps = [nn.Parameter(w.to(device, dtype)) for w in start]
     ps[0] = nn.Parameter(ps[0].detach().to(memory_format=torch.channels_last))
     free = [nn.Parameter(torch.randn(s, generator=g).to(device, dtype)) for s in ((7,), ())]
@@ -54,6 +56,9 @@ def run(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         opt = askew.ASkew(base(groups), schedule, scale=scale[0], per=scale[1], total_steps=TOTAL, fused=fused, **more)
+    if nudge is not None and scale[0] != "none":
+        for p, w in zip(ps, plain, strict=True):
+            opt._memory.setdefault(p, {})["scale"] = fixed_scale(w, levels, scale).to(device, dtype)
     for k in range(steps):
         advance([*ps, *free], opt, k)
     return [*ps, *free], opt
@@ -85,12 +90,16 @@ def starts(levels: LevelSet, g: torch.Generator) -> list[Tensor]:
     return [torch.randn(s, generator=g) * max(abs(c) for c in levels.values) / 2 for s in SHAPES]
 
 
+def fixed_scale(w: Tensor, levels: LevelSet, scale: tuple[ScaleKind, Per]) -> Tensor:
+    """The scale of w as float64 gives it, rounded to float32."""
+    return scale_of(w.double(), levels, *scale).float()
+
+
 def ties(levels: LevelSet, scale: tuple[ScaleKind, Per]) -> list[Tensor]:
     """Which start values lie on a midpoint, to rounding: a channel's largest does where SAWB's clip is its size."""
     found = []
     for w in starts(levels, torch.Generator().manual_seed(3)):
-        s = scale_of(w.double(), levels, *scale)
-        q = w.double() if s is None else w.double() / s
+        q = w.double() if scale[0] == "none" else w.double() / fixed_scale(w, levels, scale)
         far = (q[..., None] - torch.tensor(levels.midpoints)).abs()
         found.append(far.amin(-1) < 1e-5)
     return found

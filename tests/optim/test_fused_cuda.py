@@ -24,7 +24,7 @@ FEW = 16  # ulp a step: the GPU's division and square root are not always the ne
 @pytest.mark.parametrize("base", BASES)
 def test_one_step_equals_the_wrapped_one(base, schedule, levels, scale):
     setting = BASES[base], SCHEDULES[schedule], LEVELS[levels], scale
-    here, there = (run(f, *setting, steps=1, device="cuda") for f in (True, False))
+    here, there = (run(f, *setting, steps=1, device="cuda", nudge=0.0) for f in (True, False))
     exact, *moved = (run(False, *setting, steps=1, dtype=torch.float64, nudge=n) for n in (0.0, 1.0, -1.0))
     edge = [*ties(LEVELS[levels], scale), None, None]
     for i, (a, b, c) in enumerate(zip(here[0], there[0], exact[0], strict=True)):
@@ -33,6 +33,15 @@ def test_one_step_equals_the_wrapped_one(base, schedule, levels, scale):
         for key, value in here[1].state[a].items():
             states = [m[1].state[p][key] for m, p in zip(moved, others, strict=True)]
             assert excess(value, there[1].state[b][key], exact[1].state[c][key], states, edge[i]) <= FEW
+
+
+@pytest.mark.parametrize("levels", LEVELS)
+@pytest.mark.parametrize("scale", SCALES[1:], ids=lambda s: "-".join(s))
+def test_both_forms_measure_the_same_scale(scale, levels):
+    setting = BASES["adam"], SCHEDULES["interval"], LEVELS[levels], scale
+    (ps, here), (qs, there) = (run(f, *setting, steps=1, device="cuda") for f in (True, False))
+    pairs = [(here._memory[p]["scale"], there._memory[q]["scale"]) for p, q in zip(ps[:-2], qs[:-2], strict=True)]
+    assert all(torch.equal(a, b) for a, b in pairs)
 
 
 @pytest.mark.parametrize("levels", LEVELS)

@@ -39,7 +39,7 @@ def test_each_idea_is_run_once_on_held_out_images(tmp_path: Path, monkeypatch: p
     assert first[1:3] == ("50.00 ± 0.00", "") and second[1:3] == ("50.00 ± 0.00", "+0.00") and second[-1] == "2"
     (config.out / "cifar-ideas-full-faster-0.json").unlink()
     (config.out / "cifar-ideas-full-faster-1.json").unlink()
-    assert cifar_ideas_report.present(load_all(config.out)).tables[0].rows[1][1:] == ("not run", "", "", "0")
+    assert cifar_ideas_report.present(load_all(config.out)).tables[0].rows[1][1:] == ("not run", "", "", "", "0")
 
 
 def test_one_key_means_one_thing_and_every_question_starts_from_a_base() -> None:

@@ -113,6 +113,17 @@ def test_a_defeat_is_called_one(config: CifarW1, monkeypatch: pytest.MonkeyPatch
     assert "NOT ahead of PARQ, by 1.10 points" in verdict
 
 
+def test_the_higher_of_our_forms_is_compared_and_said_to_be_picked(
+    config: CifarW1, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(monkeypatch, full_precision=90.0, parq=89.5, askew_level_first=89.0, askew_level_first_rounded=89.6)
+    methods = ("full-precision", "parq", "askew-level-first", "askew-level-first-rounded")
+    cifar_w1.run(replace(config, schedules="best", methods=methods))
+    (verdict,) = cifar_w1_report.present(load_all(config.out)).verdicts
+    assert "ASkew, level-first, rounded (the higher of 2 forms of level-first) scores 89.70%" in verdict
+    assert "ahead of every other method, the nearest being PARQ, by 0.10 points (1 of 7 others run)" in verdict
+
+
 def test_a_half_filled_table_is_filled_and_nothing_is_run_twice(
     config: CifarW1, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,12 +131,12 @@ def test_a_half_filled_table_is_filled_and_nothing_is_run_twice(
     cifar_w1.run(replace(config, seeds=1, methods=("askew", "parq")))
     assert len(grid.asked) == 4
     half = [row[4] for row in cifar_w1_report.present(load_all(config.out)).tables[0].rows]
-    assert half.count("1") == 2 and half.count("0") == 7
+    assert half.count("1") == 2 and half.count("0") == 8
     records = cifar_w1.run(config)
-    assert len(records) == 36 and len(grid.asked) == 36
+    assert len(records) == 40 and len(grid.asked) == 40
     (config.out / "cifar-w1-parq-best-1.json").unlink()
     cifar_w1.run(config)
-    assert [job.name for job in grid.asked[36:]] == ["cifar-w1-parq-best-seed1"]
+    assert [job.name for job in grid.asked[40:]] == ["cifar-w1-parq-best-seed1"]
 
 
 def test_records_of_other_settings_are_not_taken_nor_overwritten(
@@ -139,7 +150,7 @@ def test_records_of_other_settings_are_not_taken_nor_overwritten(
     record = load(config.out / "cifar-w1-parq-best-0.json")
     record.config["lr"] = 0.5
     record.save(config.out)
-    with pytest.raises(ValueError, match=r"has lr 0\.5, its row now has 0\.03"):
+    with pytest.raises(ValueError, match=r"has lr 0\.5, its row now has 0\.06"):
         cifar_w1_report.present(load_all(config.out))
 
 

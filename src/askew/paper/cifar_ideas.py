@@ -17,7 +17,9 @@ from askew.train.record import Record
 
 EXPERIMENT = Experiment("cifar-ideas", "Ideas for one bit a weight on CIFAR-10", {"dataset": "cifar10"}, ())
 OURS, ROUNDED, STRAIGHT = "askew-level-first", "askew-level-first-rounded", "binaryconnect"
-SOFT: Settings = {"beta": 1.0, "growth": 1.1}
+BC: Settings = {"lr": 0.03}
+LONGER: Settings = {"lr": 0.06, "options": {"anneal_end": 0.9}}
+MIRROR: Settings = {"lr": 0.03, "options": {"beta": 1.0, "growth": 1.1}}
 COLD: Settings = {"min_lr": 0.0, "cosine_end": 1.0}
 FULL = "full-faster"
 
@@ -32,6 +34,8 @@ class Idea:
     method: str = OURS
     teacher: str | None = None
     """The idea, by its key, whose net teaches this one's."""
+    beside: str | None = None
+    """The idea, by its key, that it is compared with (the first of its question if not given)."""
 
 
 def _layers(key: str, label: str, *names: str) -> Idea:
@@ -39,25 +43,25 @@ def _layers(key: str, label: str, *names: str) -> Idea:
     return Idea(f"real-{key}", f"{label} in full precision", {"lr": 0.03, "skip": names}, STRAIGHT)
 
 
-def _taught(key: str, label: str, share: float, settings: Settings, method: str) -> Idea:
-    """A row with full precision at lr .03 as its teacher."""
-    own = {**settings, "teacher_share": share}
-    return Idea(f"taught-{key}-{share}", f"{label}, {100 * share:g}% of the loss the teacher's", own, method, FULL)
+def _taught(key: str, label: str, share: float, settings: Settings, method: str, beside: str) -> Idea:
+    """A row with full precision at lr .03 as its teacher, compared with the same without one."""
+    own, words = {**settings, "teacher_share": share}, f"{label}, {100 * share:g}% of the loss the teacher's"
+    return Idea(f"taught-{key}-{share}", words, own, method, FULL, beside)
 
 
 QUESTIONS: dict[str, tuple[Idea, ...]] = {
     "What there is to gain": (
         Idea("full", "full precision, lr .01", {"lr": 0.01}, "full-precision"),
         Idea(FULL, "full precision, lr .03", {"lr": 0.03}, "full-precision"),
-        Idea("binaryconnect", "BinaryConnect", {"lr": 0.03}, STRAIGHT),
-        Idea("binaryconnect-cold", "BinaryConnect, learning rate to 0", {"lr": 0.03, **COLD}, STRAIGHT),
+        Idea("binaryconnect", "BinaryConnect", BC, STRAIGHT),
+        Idea("binaryconnect-cold", "BinaryConnect, learning rate to 0", {**BC, **COLD}, STRAIGHT),
         Idea("stochastic", "BinaryConnect, weights drawn at random", {"lr": 0.03}, "binaryconnect-stochastic"),
-        Idea("mirror", "mirror descent, lr .03, beta from 1 on", {"lr": 0.03, "options": SOFT}, "md-tanh"),
+        Idea("mirror", "mirror descent, lr .03, beta from 1 on", MIRROR, "md-tanh"),
         Idea("parq", "PARQ, lr .06", {"lr": 0.06}, "parq"),
-        Idea("parq-longer", "PARQ, lr .06, annealed until 90%", {"lr": 0.06, "options": {"anneal_end": 0.9}}, "parq"),
+        Idea("parq-longer", "PARQ, lr .06, annealed until 90%", LONGER, "parq"),
     ),
     "Which layers cost it (BinaryConnect)": (
-        Idea("binaryconnect", "all layers at one bit", {"lr": 0.03}, STRAIGHT),
+        Idea("binaryconnect", "all layers at one bit", BC, STRAIGHT),
         _layers("first", "first layer", "features.0.*"),
         _layers("middle", "second to fifth layer", *(f"features.{i}.*" for i in range(1, 5))),
         _layers("late", "sixth layer", "features.5.*"),
@@ -95,15 +99,15 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
     ),
     "What a full-precision net can teach (its lr .03)": (
         Idea("level-first", "level-first, the labels alone"),
-        _taught("level-first", "level-first", 0.5, {}, OURS),
-        _taught("level-first", "level-first", 0.9, {}, OURS),
-        _taught("rounded", "level-first, computing with the nearest levels", 0.9, {}, ROUNDED),
-        _taught("binaryconnect", "BinaryConnect", 0.5, {"lr": 0.03}, STRAIGHT),
-        _taught("binaryconnect", "BinaryConnect", 0.9, {"lr": 0.03}, STRAIGHT),
-        _taught("binaryconnect-cold", "BinaryConnect, learning rate to 0", 0.9, {"lr": 0.03, **COLD}, STRAIGHT),
-        _taught("parq", "PARQ, lr .06, annealed until 90%", 0.9, {"lr": 0.06, "options": {"anneal_end": 0.9}}, "parq"),
-        _taught("mirror", "mirror descent", 0.9, {"lr": 0.03, "options": SOFT}, "md-tanh"),
-        _taught("full", "full precision", 0.9, {"lr": 0.03}, "full-precision"),
+        _taught("level-first", "level-first", 0.5, {}, OURS, "level-first"),
+        _taught("level-first", "level-first", 0.9, {}, OURS, "level-first"),
+        _taught("rounded", "level-first, computing with the nearest levels", 0.9, {}, ROUNDED, "rounded"),
+        _taught("binaryconnect", "BinaryConnect", 0.5, BC, STRAIGHT, "binaryconnect"),
+        _taught("binaryconnect", "BinaryConnect", 0.9, BC, STRAIGHT, "binaryconnect"),
+        _taught("binaryconnect-cold", "BinaryConnect, lr to 0", 0.9, {**BC, **COLD}, STRAIGHT, "binaryconnect-cold"),
+        _taught("parq", "PARQ, lr .06, annealed until 90%", 0.9, LONGER, "parq", "parq-longer"),
+        _taught("mirror", "mirror descent", 0.9, MIRROR, "md-tanh", "mirror"),
+        _taught("full", "full precision", 0.9, {"lr": 0.03}, "full-precision", FULL),
     ),
 }
 

@@ -22,7 +22,7 @@ from askew.train.record import Record
 FULL = Contender(
     "full-precision",
     {"lr": 0.08},
-    Search(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.08})),
+    Search(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.08}), chosen=1),
     {"accuracy": "89.46±0.07"},
 )
 BINARYCONNECT = Contender(
@@ -44,6 +44,7 @@ MIRROR = Contender(
             {"lr": 0.03, "options": {"beta": 1.0, "growth": 1.05}},
             {"lr": 0.06, "options": {"beta": 1.0, "growth": 1.1}},
         ),
+        chosen=3,
     ),
     {"accuracy": "88.13±0.25"},
     source="tuned",
@@ -72,12 +73,12 @@ PROJECTED = Contender(
             {"lr": 0.08, "options": {"onto": "cube"}},
             {"lr": 0.2, "options": {"onto": "cube"}},
         ),
-        chosen=1,
+        chosen=2,
     ),
     {"accuracy": "71.34±0.46"},
 )
 ADASTE = Contender(
-    "adaste", {"lr": 0.01}, Search(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}), chosen=1), source="tuned"
+    "adaste", {"lr": 0.01}, Search(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}), chosen=2), source="tuned"
 )
 PARQ = Contender(
     "parq",
@@ -89,6 +90,7 @@ PARQ = Contender(
             {"lr": 0.06, "options": {"anneal_end": 0.9}},
             {"lr": 0.1, "options": {"anneal_end": 0.9}},
         ),
+        chosen=2,
     ),
     source="tuned",
 )
@@ -104,7 +106,7 @@ ASKEW = Contender(
             {"lr": 0.1, "alpha": 0.5, "start": 0.75},
             {"lr": 0.1, "alpha": 0.5, "start": 0.9},
         ),
-        chosen=1,
+        chosen=5,
     ),
     {"accuracy": "88.98±0.35"},
 )
@@ -123,13 +125,26 @@ LEVEL_FIRST = Contender(
             {"lr": 0.06, "alpha": 0.05, "start": 0.5, "power": 0.5},
             {"lr": 0.06, "alpha": 0.05, "start": 0.3, "power": 0.5},
         ),
+        chosen=6,
+    ),
+)
+ROUNDED = Contender(
+    "askew-level-first-rounded",
+    {"lr": 0.03, "alpha": 0.05},
+    Search(
+        (
+            {"lr": 0.03, "alpha": 0.05, "start": 0.5},
+            {"lr": 0.03, "alpha": 0.05, "start": 0.5, "power": 0.5},
+            {"lr": 0.06, "alpha": 0.05, "start": 0.5},
+            {"lr": 0.06, "alpha": 0.05, "start": 0.5, "min_lr": 0.0, "cosine_end": 1.0},
+        ),
     ),
 )
 EXPERIMENT = Experiment(
     "cifar-w1",
     "One bit a weight on CIFAR-10",
     {"dataset": "cifar10"},
-    (FULL, BINARYCONNECT, MIRROR, PROXQUANT, PROJECTED, ADASTE, PARQ, ASKEW, LEVEL_FIRST),
+    (FULL, BINARYCONNECT, MIRROR, PROXQUANT, PROJECTED, ADASTE, PARQ, ASKEW, LEVEL_FIRST, ROUNDED),
     steps={50: "75.77", 65: "88.37", 90: "88.84"},
 )
 

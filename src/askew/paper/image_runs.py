@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
-from askew.paper.images_common import KINDS, Experiment, Kind, Settings, search_key
+from askew.paper.images_common import KINDS, Experiment, Kind, Settings, search_key, unnamed
 from askew.report.style import look
 from askew.train.checkpoint import epochs_done
 from askew.train.grid import finished, run_grid
@@ -150,7 +150,7 @@ def training(
 ) -> ImageTraining:
     """One run of a row."""
     name = f"{experiment.name}{suffix}"
-    fields = {**experiment.base, **config.own(), **settings}
+    fields = {**unnamed(method), **experiment.base, **config.own(), **settings}
     return ImageTraining(
         data=config.data,
         method=method,

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from askew.paper.common import Source
 from askew.report.style import look
+from askew.train.recipes import USERS
 from askew.train.record import plain
 
 Kind = Literal["paper", "best"]
@@ -35,6 +36,11 @@ class Search:
     @property
     def winner(self) -> Settings:
         return self.tried[self.chosen]
+
+
+def unnamed(method: str) -> Settings:
+    """Settings a table need not name, which are then not those of `askew train`: level-first's even pace."""
+    return {"power": 1.0} if method in USERS["power"] else {}
 
 
 def origin(method: str, source: Source, kind: Kind) -> Source:

@@ -71,12 +71,18 @@ def verdicts(experiment: Experiment, rows: Rows) -> list[str]:
 
 
 def _verdict(experiment: Experiment, rows: Rows, kind: Kind, name: str) -> list[str]:
-    ours, below = score_of(rows, OURS, kind), gap(rows, OURS, kind)
-    if ours is None or below is None:
+    methods = [c.method for c in experiment.contenders]
+    forms = {m: s for m in methods if m.startswith(OURS) and (s := score_of(rows, m, kind))}
+    if not forms:
+        return []
+    method = max(forms, key=lambda m: forms[m].mean)
+    ours, below = forms[method], gap(rows, method, kind)
+    if below is None:
         return []
     place = f"{abs(below):.2f} points {'below' if below >= 0 else 'above'} full precision"
-    text = f"At {name} level-first ASkew scores {ours.mean:.2f}%, {place}{_paper_gap(experiment)}."
-    rivals = [c.method for c in experiment.contenders if c.method not in (OURS, FULL)]
+    picked = f" (the higher of {len(forms)} forms of level-first)" if len(forms) > 1 else ""
+    text = f"At {name} {look(method).label}{picked} scores {ours.mean:.2f}%, {place}{_paper_gap(experiment)}."
+    rivals = [m for m in methods if m != FULL and not m.startswith(OURS)]
     ahead = {m: ours.mean - s.mean for m in rivals if (s := score_of(rows, m, kind))}
     if not ahead:
         return [text]

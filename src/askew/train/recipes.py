@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from askew.core import Annealing, Exponential, LevelFirst
@@ -45,21 +45,23 @@ class Recipe:
 
 
 # As at the best schedule of `askew paper cifar-w1` (a test keeps them equal); the paper's form as in the paper.
-LEVEL_FIRST = Recipe(lr=0.03, min_lr=0.001, cosine_end=0.95, alpha=0.05)
+EVEN = Recipe(lr=0.03, min_lr=0.001, cosine_end=0.95, alpha=0.05)
+LEVEL_FIRST = replace(EVEN, power=0.5)
 RECIPES: dict[str, Recipe] = {
-    "full-precision": Recipe(lr=0.01),
+    "full-precision": Recipe(lr=0.03),
     "binaryconnect": Recipe(lr=0.03),
-    "md-tanh": Recipe(lr=0.01),
+    "md-tanh": Recipe(lr=0.03, options={"beta": 1.0, "growth": 1.1}),
     "proxquant": Recipe(lr=0.03, options={"rate": 1e-4}),
-    "projected": Recipe(lr=0.03, options={"onto": "cube"}),
-    "parq": Recipe(lr=0.03),
+    "projected": Recipe(lr=0.08, options={"onto": "cube"}),
+    "adaste": Recipe(lr=0.1),
+    "parq": Recipe(lr=0.06, options={"anneal_end": 0.9}),
     "luq": Recipe(lr=0.01),
     "lsq": Recipe(lr=0.01),
     "parq-fixed": Recipe(lr=0.01),
     EPSILON: Recipe(lr=0.06, schedule="steps", alpha=0.5),
     CAPTURE: LEVEL_FIRST,
-    DITHERED: LEVEL_FIRST,
-    ROUNDED: LEVEL_FIRST,
+    DITHERED: EVEN,
+    ROUNDED: EVEN,
 }
 OTHER = Recipe()
 

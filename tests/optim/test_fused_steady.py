@@ -252,22 +252,32 @@ def test_a_sparse_gradient_is_named_after_dense_ones():
         opt.step()
 
 
-def test_tables_sent_while_a_graph_is_captured_serve_that_graph_alone(kernels, monkeypatch):
-    """They arrive when the graph is replayed: an eager step before that needs its own; the graph's are kept."""
+@pytest.mark.parametrize("aligned", [True, False])
+def test_tables_sent_while_a_graph_is_captured_serve_that_graph_alone(aligned, kernels, monkeypatch):
+    """They arrive when the graph is replayed: an eager step before that needs its own; the graph's are kept.
+
+    The launches were there before, unless gradients lie otherwise now: those are the graph's alone, too.
+    """
     ps, opt = make()
     opt.step()
     batch = opt._fusion._batches[0][0]
     new_gradients(ps)
+    if not aligned:
+        for p in ps:
+            p.grad = torch.empty(p.numel() + 1)[1:].view_as(p).copy_(p.grad)
     monkeypatch.setattr(batch, "_capturing", lambda: True)
     opt.step()
-    captured = kernels.step_kernel.direct[-1]
+    launches, table = batch._kept[-1]
     monkeypatch.undo()
     monkeypatch.setattr(fused_cuda, "kernels", lambda: kernels)
     opt.step()
     assert batch.captured and batch is opt._fusion._batches[0][0]
-    assert all(table is not captured[2] for table in batch._tables.values())
-    launches, table = batch._kept[-1]
-    assert table is captured[2] and all(launch not in batch._launches for launch in launches)
+    assert batch._tables and all(later is not table for later in batch._tables.values())
+    assert (
+        batch._kept[-1] == (launches, table)
+        and launches
+        and all((launch in batch._launches) == aligned for launch in launches)
+    )
     opt._fusion._tensors = None  # another batch, later
     monkeypatch.setitem(fused.DEVICES, "cpu", fused_cuda)
     opt.step()

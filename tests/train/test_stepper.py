@@ -1,11 +1,15 @@
 """Static steps are the eager ones: from buffers, and on a GPU as a captured graph, for every method."""
 
+from functools import partial
+
 import pytest
 import torch
 from image_kit import pictures, small_job, timeless
 
 import askew.train.images as images
+import askew.train.loop as loop
 import askew.train.stepper as stepper
+from askew.core import Clock
 from askew.methods.registry import METHODS
 from askew.train.images import train_images
 from askew.train.source import TensorSource
@@ -49,6 +53,80 @@ def test_a_static_run_goes_on_bit_for_bit(data, tmp_path):
     with pytest.raises(StopError):
         train_images(job, stop)
     assert timeless(train_images(job)[0]) == timeless(whole)
+
+
+class Replays(Static):
+    """Captures without a GPU: what stands for a graph takes the steps of its stretch one by one when it is replayed."""
+
+    replayed = 0
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.capture = True
+
+    def _load(self, epoch):
+        self.capture = False
+        super()._load(epoch)
+        self.capture = True
+
+    def _at(self, i):
+        self.capture = False
+        self._set_rates(i)
+        self._step()
+        self.capture = True
+
+    def _beside(self, step):
+        self._at(step % len(self.losses))
+        self.graph = None
+        phase = self.optimizer.phase(Clock(step, self.optimizer.total_steps))
+        if self._stretch_at(step + 1) == phase:
+            self.graph, self.graph_phase = self, phase
+
+    def replay(self):
+        Replays.replayed += 1
+        first = int(self.index)
+        for i in range(first, first + self.stretch):
+            self._at(i)
+        self.optimizer.steps -= self.stretch  # the loop counts them as it is told of them
+
+
+@pytest.mark.parametrize(("every", "stretch"), [(None, 6), (2, 2), (4, 2), (5, 1)])
+@pytest.mark.parametrize("method", ["askew-level-first", "parq", "full-precision"])
+def test_stretches_of_steps_are_the_eager_steps_bit_for_bit(data, tmp_path, method, every, stretch, monkeypatch):
+    """As a graph takes them: some at once, told one by one, kept only where a stretch ends."""
+    monkeypatch.setattr(images, "Keeper", partial(loop.Keeper, every_steps=every))
+    eager = timeless(run(data, tmp_path / "eager", method=method, batch=10))
+    seen = set()
+    monkeypatch.setattr(loop, "Static", lambda *args: seen.add(made := Replays(*args)) or made)
+    monkeypatch.setattr(Replays, "replayed", 0)
+    static = timeless(run(data, tmp_path / "static", method=method, batch=10, static=True))
+    assert {made.stretch for made in seen} == {stretch} and Replays.replayed > 0
+    assert (eager["config"].pop("static"), static["config"].pop("static")) == (False, True)
+    assert eager == static
+
+
+@pytest.mark.parametrize("at", range(1, 24, 3))
+def test_a_run_of_stretches_goes_on_bit_for_bit_wherever_it_is_killed(data, tmp_path, at, monkeypatch):
+    monkeypatch.setattr(images, "Keeper", partial(loop.Keeper, every_steps=2))
+    whole = run(data, tmp_path / "whole", static=True, batch=10)
+    monkeypatch.setattr(loop, "Static", Replays)
+
+    class StopError(Exception):
+        pass
+
+    def stop(status):
+        if status.step == at:
+            raise StopError
+
+    job = small_job(data, tmp_path / "parts", epochs=4, static=True, batch=10)
+    with pytest.raises(StopError):
+        train_images(job, stop)
+    assert timeless(train_images(job)[0]) == timeless(whole)
+
+
+@pytest.mark.parametrize(("n", "divisor"), [(1, 1), (7, 7), (20, 20), (23, 1), (391, 17), (500, 20), (1000, 20)])
+def test_a_stretch_divides_the_epoch(n, divisor):
+    assert stepper._divisor(n) == divisor
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_by_name(data, tmp_path, monkeypatch):

@@ -54,7 +54,7 @@ class Batch:
         self._launches: list[Launch] = []
         self._aligned: list[bool] | None = None  # of the gradients that the launches were made for
         self._tables: dict[tuple[int, ...], Tensor] = {}
-        self._awaited = False  # sent while a graph was captured
+        self._awaited = False  # launches made while a graph was captured: their tables arrive in its replays only
         self._kept: list[Any] = []  # what a graph reads whenever it is replayed
         self.captured = False
         self._flag: Tensor | None = None  # raised by a bad gradient
@@ -105,8 +105,8 @@ class Batch:
             aligned = [address % 16 == 0 for address in addresses]
             if aligned != self._aligned:
                 self._sort(aligned)
+                self._awaited = capturing
             table = _send(torch.tensor(addresses, dtype=torch.int64), self._device, self._kept)
-            self._awaited = capturing
             if not capturing:
                 while len(self._tables) >= REMEMBERED:
                     del self._tables[next(iter(self._tables))]

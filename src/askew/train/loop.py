@@ -126,8 +126,9 @@ class _Run:
     ) -> None:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         # forward is the model, or the model within DDP: what a training step calls
-        taken: type[Eager | Static] = Static if config.static else Eager
-        self.stepper: Stepper = taken(loss_of(forward, objective), optimizer, scheduler, train, config.bf16)
+        pause = keeper.every_steps if keeper else None
+        parts = loss_of(forward, objective), optimizer, scheduler, train, config.bf16
+        self.stepper: Stepper = Static(*parts, pause) if config.static else Eager(*parts)
         self.world = world()
         self.board: Board | None = None
         self.train, self.test = train, test

@@ -6,6 +6,7 @@ in its own way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -23,6 +24,7 @@ from askew.train.teacher import Objective
 
 LossOf = Callable[[Tensor, Tensor], Tensor]
 WARM = 3  # steps before the first capture: they compile, choose convolution kernels and make the optimizer's state
+MOST = 20  # steps in one CUDA graph: between two graphs a GPU pauses for some microseconds
 
 
 class Stepper(Protocol):
@@ -83,13 +85,16 @@ class Eager:
 
 
 class Static:
-    """A step that reads everything from buffers on the device, so that one CUDA graph holds all of it.
+    """A step that reads everything from buffers on the device, so that one CUDA graph holds some of them, whole.
 
     At the start of an epoch its plan (order, shifts, flips) and a table of numbers (one row a step: learning rate of
     each group, dials of the optimizer) go to the device; a step reads the place that its own counter points to. What
-    the host decides (optimizer.phase) holds for a graph's life: when it changes, one step is taken op by op and the
+    the host decides (optimizer.phase) holds for a graph's life: when it changes, steps are taken op by op and the
     next ones are captured anew. The mathematics of the method is compiled, too (methods/fusible.py); the steps op by op
     before a capture make its kernels. On a CPU, and with capture=False, every step is taken op by op, as written.
+
+    A graph holds the steps of a stretch: a divisor of the epoch's steps and of pause, the steps after which the caller
+    wants to see the weights (an epoch's end if not given). Within a stretch they may be some steps ahead.
 
     Gradients are not checked step by step; a loss that is not finite ends the run at the end of its epoch.
     """
@@ -101,6 +106,7 @@ class Static:
         scheduler: LRScheduler,
         train: Source,
         bf16: bool,
+        pause: int | None = None,
         capture: bool = True,
     ) -> None:
         if not isinstance(train, ImageSource) or train.train.world > 1:
@@ -109,6 +115,7 @@ class Static:
             raise ValueError(f"a static step needs a LambdaLR schedule, got {type(scheduler).__name__}")
         self.optimizer, self.scheduler = optimizer, scheduler
         self.batches, self.bf16 = train.train, bf16
+        self.stretch = _divisor(math.gcd(len(self.batches), pause or 0))
         self.device = train.data.device
         self.capture = capture and self.device.type == "cuda"
         self.stream = torch.cuda.Stream(self.device) if self.capture else None
@@ -160,23 +167,37 @@ class Static:
         n = len(self.losses)
         self._load(epoch)
         self.index.fill_(first)
+        ahead = 0  # steps taken by a replay and not told yet
         for i in range(first, n):
-            step, self.lr = epoch * n + i, self.rates[i][0]
-            phase = self.optimizer.phase(Clock(step, self.optimizer.total_steps))
-            if self.graph is not None and phase == self.graph_phase:
+            self.lr = self.rates[i][0]
+            if not ahead and self.graph is not None and self._stretch_at(epoch * n + i) == self.graph_phase:
                 self.graph.replay()
+                ahead = self.stretch
+            if ahead:
                 self.optimizer.advance(1)
+                ahead -= 1
             elif self.capture:
-                self._beside(phase, self.optimizer.phase(Clock(step + 1, self.optimizer.total_steps)))
+                self._beside(epoch * n + i)
             else:
-                for group, lr in zip(self.optimizer.param_groups, self.rates[i], strict=True):
-                    group["lr"] = lr
+                self._set_rates(i)
                 self._step()
             self.scheduler.last_epoch += 1
             yield self.losses[i]
 
-    def _beside(self, phase: Hashable, following: Hashable) -> None:
-        """One step op by op on the stream of captures; then, if the next one is of the same kind, its capture."""
+    def _set_rates(self, i: int) -> None:
+        for group, lr in zip(self.optimizer.param_groups, self.rates[i], strict=True):
+            group["lr"] = lr
+
+    def _stretch_at(self, step: int) -> Hashable:
+        """What the host decides in the stretch that starts with this step; None: it starts none, or decides twice."""
+        total = self.optimizer.total_steps
+        if step % self.stretch or (total is not None and step + self.stretch > total):
+            return None
+        phases = {self.optimizer.phase(Clock(step + k, total)) for k in range(self.stretch)}
+        return phases.pop() if len(phases) == 1 else None
+
+    def _beside(self, step: int) -> None:
+        """One step op by op on the stream of captures; then the capture of the stretch that follows, if it is alike."""
         assert self.stream is not None
         self.graph = None
         main = torch.cuda.current_stream(self.device)
@@ -185,12 +206,19 @@ class Static:
             self._step()
         main.wait_stream(self.stream)
         self.warm -= 1
-        if self.warm <= 0 and following == phase:
-            torch.cuda.synchronize(self.device)
-            self.graph, self.graph_phase = torch.cuda.CUDAGraph(), phase
-            captured = torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local")
-            with captured, compiled(), fastest_convolutions():
+        phase = self.optimizer.phase(Clock(step, self.optimizer.total_steps))
+        if self.warm <= 0 and self._stretch_at(step + 1) == phase:
+            self.graph, self.graph_phase = self._captured(), phase
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        """The steps of a stretch as a graph."""
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        captured = torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local")
+        with captured, compiled(), fastest_convolutions():
+            for _ in range(self.stretch):
                 self._step()
+        return graph
 
     def _step(self) -> None:
         """The whole step, from buffers and counter to new weights; nothing here waits for the device."""
@@ -206,6 +234,11 @@ class Static:
         self.optimizer.step()
         self.losses.index_copy_(0, self.index, loss.detach().reshape(1))
         self.index += 1
+
+
+def _divisor(n: int) -> int:
+    """The largest divisor of n that is not above MOST."""
+    return max(k for k in range(1, min(n, MOST) + 1) if n % k == 0)
 
 
 def _batch_at(batches: Batches) -> Callable[[Tensor, Tensor, Plan], tuple[Tensor, Tensor]]:

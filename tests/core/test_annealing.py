@@ -23,6 +23,7 @@ SAMPLES: list[Annealing] = [
     Plateau(0.3, 4, 1e-3, 0.7, 1e-2),
     LevelFirst(start=10, end=90, power=0.5, by="quantile"),
     LevelFirst(dither=True),
+    LevelFirst(stagger=0.5),
     LevelFirst(),
 ]
 
@@ -165,6 +166,24 @@ def test_level_first_as_measured() -> None:
     assert LevelFirst(start=0.5, power=0.5).value(Clock(60, 100)) == pytest.approx(math.sqrt(0.1 / 0.47))
 
 
+@given(stagger=st.floats(0, 0.95), turn=st.floats(0, 1), power=st.floats(0.3, 3.0), step=st.integers(0, 100))
+def test_level_first_in_turn(stagger: float, turn: float, power: float, step: int) -> None:
+    """Later turns lag behind, the first begins at the start, all are through at the end; no stagger, no difference."""
+    schedule = LevelFirst(start=0.2, end=0.9, power=power, stagger=stagger)
+    clock, f = Clock(step, 100), min(1.0, max(0.0, (step - 20) / 70))
+    expected = min(1.0, max(0.0, (f - stagger * turn) / (1 - stagger))) ** power
+    assert schedule.in_turn(turn, clock) == pytest.approx(expected, abs=1e-12)
+    assert schedule.in_turn(1.0, clock) <= schedule.in_turn(turn, clock) <= schedule.value(clock)
+    assert schedule.value(clock) == schedule.in_turn(0.0, clock)
+    plain = LevelFirst(start=0.2, end=0.9, power=power)
+    assert plain.in_turn(turn, clock) == plain.value(clock)
+    assert schedule.in_turn(turn, Clock(20, 100)) == 0.0 and schedule.in_turn(turn, Clock(90, 100)) == 1.0
+
+
+def test_a_stagger_of_zero_is_not_told() -> None:
+    assert "stagger" not in LevelFirst().describe() and LevelFirst(stagger=0.5).describe()["stagger"] == 0.5
+
+
 def test_a_step_and_a_fraction_in_the_wrong_order_are_found_out() -> None:
     """start and end of different kinds can only be compared once the length of the run is known."""
     for schedule in (LevelFirst(start=60, end=0.5), Logarithmic(start=60, end=0.5), LevelFirst(start=50, end=0.5)):
@@ -278,6 +297,7 @@ INVALID: list[tuple[type[Annealing], dict[str, Any], str]] = [
     *[(LevelFirst, {"start": x}, r"LevelFirst\(start\)") for x in BAD_POINTS],
     *[(LevelFirst, {"end": x}, r"LevelFirst\(end\)") for x in BAD_POINTS],
     *[(LevelFirst, {"power": x}, r"LevelFirst\(power\)") for x in BAD_SIZES],
+    *[(LevelFirst, {"stagger": x}, r"LevelFirst\(stagger\)") for x in (-0.1, 1.0, math.nan)],
     (LevelFirst, {"by": "rank"}, r"LevelFirst\(by\).*'rank'"),
     (LevelFirst, {"start": 0.97}, r"end must come after start"),
     (LevelFirst, {"start": 90, "end": 90}, r"end must come after start"),

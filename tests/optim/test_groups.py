@@ -243,3 +243,36 @@ def test_groups_do_not_touch_the_model():
     assert [type(m) for m in model.modules()] == [Net, nn.Conv2d, nn.Linear]
     train(model, opt, range(1))
     assert not torch.equal(kept["fc.weight"], model.fc.weight)
+
+
+def test_a_group_for_each_weight_in_turn():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(4, 5))
+    found = askew.groups(model, {"0": T, "2": B}, skip="1", in_turn=True, alpha=0.1, rest={"lr": 0.5})
+    assert [(names(g), g["levels"], g.get("turn")) for g in found[:2]] == [
+        (["0.weight"], T, 0.0),
+        (["2.weight"], B, 1.0),
+    ]
+    assert "turn" not in found[2] and found[2]["lr"] == 0.5 and {g["alpha"] for g in found[:2]} == {0.1}
+    whole = askew.groups(model, B, in_turn=True)
+    assert [g.get("turn") for g in whole] == [0.0, 0.5, 1.0, None]
+    assert askew.groups(nn.Linear(2, 2, bias=False), B, in_turn=True)[0]["turn"] == 0.0
+
+
+@pytest.mark.parametrize("turn", [-0.1, 1.5, "first", float("nan")])
+def test_a_turn_lies_between_first_and_last(turn):
+    p = nn.Parameter(torch.randn(3, 2))
+    with pytest.raises(ValueError, match="turn must lie between"):
+        askew.ASkew(SGD([{"params": [p], "levels": B, "turn": turn}], lr=0.1), Constant(0.5))
+
+
+def test_layers_are_captured_one_after_another():
+    """The first layer lies on its levels when the last one's capture has not begun; in the end all do."""
+    model, steps = Net(), 60
+    schedule = askew.LevelFirst(start=0, end=50, stagger=0.9)
+    opt = askew.ASkew(SGD(askew.groups(model, B, in_turn=True), lr=0.05), schedule, alpha=5.0, total_steps=steps)
+    train(model, opt, range(40))
+    first, last = askew.diagnose(opt).layers
+    assert (opt.value(0), opt.value(1)) == (1.0, 0.0)
+    assert first.active == 1.0 and last.active == 0.0 and first.distance_mean < 0.1 < last.distance_mean
+    train(model, opt, range(40, steps))
+    assert opt.value(1) == 1.0 and all(layer.distance_max == 0 for layer in askew.diagnose(opt).layers)

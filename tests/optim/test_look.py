@@ -97,6 +97,23 @@ def test_diagnose_equals_loops(kind, scale, per):
     assert kind == "epsilon" or flipped > 0  # below the bound of Theorem 1 nothing can cross
 
 
+@pytest.mark.parametrize("schedule", [Constant(0.5), askew.LevelFirst(start=0, end=20, stagger=0.5)], ids=["eps", "lf"])
+def test_layers_in_groups_of_their_own_are_seen_as_in_one(schedule):
+    """One epsilon or a radius of their own each: a look at all of them says of each what a look at it alone says."""
+    model = Net()
+    apart = askew.groups(model, askew.binary(), in_turn=True)
+    opt = askew.ASkew(SGD(apart, lr=0.05), schedule, total_steps=20)
+    train(model, opt, range(6))
+    found = {row.name: row for row in askew.diagnose(opt).layers}
+    assert len(opt.param_groups) == 3 and found.keys() == {"conv.weight", "fc.weight"}
+    for (name, p, site), position in zip(opt.weights(), range(2), strict=True):
+        row, _ = by_loops(p.detach(), p.grad, None, site.levels, schedule.kind, opt.value(position), None)
+        assert [found[name].feasible, found[name].active] == pytest.approx(row[:2])
+        assert [found[name].distance_mean, found[name].kkt] == pytest.approx([row[2], row[5]], rel=1e-5)
+    if schedule.kind == "capture":
+        assert opt.value(0) > opt.value(1)
+
+
 def test_flips_compare_with_the_look_before():
     """Two looks in a row without a step: none; a known number of crossings: exactly that part."""
     p, opt = one_weight(torch.tensor([-1.0, -0.2, 0.3, 0.9]), askew.binary(), Constant(0.5), lambda g: SGD(g, lr=0.1))

@@ -63,6 +63,10 @@ class Annealing:
     def value(self, clock: Clock, memory: dict[str, float] | None = None) -> float:
         raise NotImplementedError
 
+    def in_turn(self, turn: float, clock: Clock, memory: dict[str, float] | None = None) -> float:
+        """The value for a group whose turn among all is `turn`, 0 for the first, 1 for the last."""
+        return self.value(clock, memory)
+
     def started(self, clock: Clock) -> bool:
         """True once the schedule has begun to tighten; adaptive scales freeze at that moment."""
         raise NotImplementedError
@@ -251,6 +255,11 @@ class LevelFirst(Annealing):
     rounded: the network computes with each weight at its nearest level from the first step on, and the gradient there
     is passed straight through to the weight (a second copy); capture then ends the wandering of weights between two
     levels. For two bits and more, where what a net of real weights learns says less about the rounded one.
+
+    stagger: layers are captured one after another, so that those still free adapt to those captured. A group whose
+    `turn` is 0 begins at once, one whose turn is 1 after this part of the way; each then takes the rest of it:
+    f_turn = (f - stagger turn) / (1 - stagger), between 0 and 1. `groups(..., in_turn=True)` makes a group of each
+    weight, its turn by its place in the net.
     """
 
     kind: ClassVar[Kind] = "capture"
@@ -262,6 +271,7 @@ class LevelFirst(Annealing):
     by: Literal["radius", "quantile"] = "radius"
     dither: bool = False
     rounded: bool = False
+    stagger: float = 0.0
 
     def __post_init__(self) -> None:
         check_point(self.start, "LevelFirst(start)")
@@ -269,13 +279,23 @@ class LevelFirst(Annealing):
         check_positive(self.power, "LevelFirst(power)")
         if self.dither and self.rounded:
             raise ValueError("LevelFirst: dither rounds at random, rounded to the nearest level; choose one")
+        if not 0 <= self.stagger < 1:
+            raise ValueError(f"LevelFirst(stagger) must lie in [0, 1), got {self.stagger!r}")
         if self.by not in ("radius", "quantile"):
             raise ValueError(f"LevelFirst(by) must be 'radius' or 'quantile', got {self.by!r}")
         if type(self.start) is type(self.end) and self.end <= self.start:
             raise ValueError(f"LevelFirst: end must come after start, got {self.start} .. {self.end}")
 
     def value(self, clock: Clock, memory: dict[str, float] | None = None) -> float:
-        return _ramp(clock, self.start, self.end) ** self.power
+        return self.in_turn(0.0, clock, memory)
+
+    def in_turn(self, turn: float, clock: Clock, memory: dict[str, float] | None = None) -> float:
+        f = (_ramp(clock, self.start, self.end) - self.stagger * turn) / (1 - self.stagger)
+        return min(1.0, max(0.0, f)) ** self.power
+
+    def describe(self) -> dict[str, Any]:
+        """Without a stagger of 0, as it was before there was one."""
+        return {k: v for k, v in super().describe().items() if k != "stagger" or v}
 
     def started(self, clock: Clock) -> bool:
         return clock.step >= clock.at(self.start, "start")

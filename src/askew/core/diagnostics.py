@@ -74,7 +74,7 @@ def look_at_all(
 ) -> tuple[Tensor, list[Tensor]]:
     """`look` at several tensors, laid end to end: about as many operations as for one. Returns ((n, 6), n indices).
 
-    us and lasts are known of all tensors or of none; value is one number, or one for each weight, laid end to end.
+    us and lasts are known of all tensors or of none; value is one number, or a radius for each weight, laid end to end.
     """
     x = torch.cat([q.reshape(-1) for q in qs]).to(compute_dtype(qs[0].dtype))
     j = index(x, levels).to(torch.uint8 if len(levels) <= 256 else torch.int32)

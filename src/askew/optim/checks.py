@@ -56,6 +56,9 @@ def check_group(group: Group, position: int) -> None:
         raise ValueError(f"{where}: clip must be positive and finite, or 'quarter', got {clip!r}")
     if clip == "quarter" and "lr" not in group:
         raise ValueError(f"{where}: clip='quarter' needs a base optimizer with a learning rate")
+    turn = group.get("turn", 0.0)
+    if not isinstance(turn, (int, float)) or not 0 <= turn <= 1:
+        raise ValueError(f"{where}: turn must lie between 0 (first) and 1 (last), got {turn!r}")
     for name, p in zip(names(group, position), group["params"], strict=True):
         if not p.is_floating_point():
             raise ValueError(f"{name}: levels need real floating-point weights, got {p.dtype}")

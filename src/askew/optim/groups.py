@@ -90,7 +90,12 @@ def _claims(weights: dict[str, Weight], levels: Levels) -> list[tuple[LevelSet, 
 
 
 def groups(
-    model: nn.Module, levels: Levels, skip: Skip = (), rest: dict[str, Any] | None = None, **options: Any
+    model: nn.Module,
+    levels: Levels,
+    skip: Skip = (),
+    rest: dict[str, Any] | None = None,
+    in_turn: bool = False,
+    **options: Any,
 ) -> list[dict[str, Any]]:
     """Parameter groups for a torch optimizer that ASkew then wraps.
 
@@ -98,6 +103,8 @@ def groups(
              left in full precision)
     skip     patterns or a predicate (name, parameter) of weights that stay in full precision
     rest     options of the group with everything else (lr, weight_decay, ...)
+    in_turn  a group for each weight, with its `turn`: 0 for the net's first weight on levels, 1 for its last
+             (LevelFirst(stagger=...) captures them one after another)
     options  options of the groups with levels: lr, alpha, clip, scale='none'|'abs-mean'|'sawb', per='tensor'|'channel'
 
     Raises ValueError naming a pattern that matches nothing or a weight claimed twice.
@@ -113,8 +120,15 @@ def groups(
     claimed: set[int] = set()
     for own, names in _claims(chosen, levels):
         claimed |= {id(chosen[name].parameter) for name in names}
-        out.append({"params": [(name, chosen[name].parameter) for name in names], "levels": own, **options})
+        own_group = {"params": [(name, chosen[name].parameter) for name in names], "levels": own, **options}
+        out += _in_turn(own_group, list(chosen)) if in_turn else [own_group]
     others = [(n, p) for n, p in model.named_parameters() if p.requires_grad and id(p) not in claimed]
     if others:
         out.append({"params": others, "levels": None, **(rest or {})})
     return out
+
+
+def _in_turn(group: dict[str, Any], order: list[str]) -> list[dict[str, Any]]:
+    """A group for each weight of the group, its turn by the name's place in the order."""
+    turns = {name: k / max(1, len(order) - 1) for k, name in enumerate(order)}
+    return [{**group, "params": [(name, p)], "turn": turns[name]} for name, p in group["params"]]

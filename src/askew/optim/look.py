@@ -83,7 +83,7 @@ def diagnose(optimizer: MethodOptimizer) -> Diagnosis:
     weights = optimizer.weights()
     views = [_view(optimizer, p, site, seen.get(p)) for _, p, site in weights]
     columns: list[Tensor] = [torch.empty(0)] * len(views)
-    for positions in _together(views):
+    for positions in _together(views, apart=optimizer.annealing.kind == "epsilon"):
         group = [views[i] for i in positions]
         numbers, indices = look_at_all(
             [v.q for v in group],
@@ -127,11 +127,21 @@ def _view(optimizer: MethodOptimizer, p: Tensor, site: Site, last: Tensor | None
     return _View(p, q, u, site.levels, value, last)
 
 
-def _together(views: Sequence[_View]) -> Iterator[list[int]]:
-    """Positions of views that one pass can take: alike, and no more weights together than keep its memory small."""
+def _together(views: Sequence[_View], apart: bool) -> Iterator[list[int]]:
+    """Positions of views that one pass can take: alike, and no more weights together than keep its memory small.
+
+    apart: only those that share one value, for the borders of intervals are made for one epsilon.
+    """
     open_groups: dict[object, list[int]] = {}
     for i, v in enumerate(views):
-        key = (v.levels, v.q.device, v.q.dtype, None if v.u is None else v.u.dtype, v.last is None)
+        key = (
+            v.levels,
+            v.q.device,
+            v.q.dtype,
+            None if v.u is None else v.u.dtype,
+            v.last is None,
+            apart and id(v.value),
+        )
         group = open_groups.get(key, [])
         if group and sum(views[k].q.numel() for k in group) + v.q.numel() > AT_ONCE:
             yield group

@@ -190,8 +190,7 @@ class MethodOptimizer(Optimizer):
 
     def dial_settings(self, clock: Clock) -> list[float]:
         """What `tick` sets the dials to at that clock, so that a CUDA graph may set them itself, from a table."""
-        value, numbers = self.annealing.value(clock, self.plateau), self.method.numbers(clock)
-        values = [self._in_group_units(position, value) for position, _ in self._values]
+        values, numbers = [self._value_of(position, clock) for position, _ in self._values], self.method.numbers(clock)
         return [*values, *(numbers[name] for name, _ in self._numbers_on)]
 
     def phase(self, clock: Clock) -> Hashable:
@@ -201,9 +200,9 @@ class MethodOptimizer(Optimizer):
     def advance(self, steps: int) -> None:
         """Count steps that were taken by replays of a CUDA graph which set the dials itself."""
         self.steps += steps
-        value = self.annealing.value(Clock(max(0, self.steps - 1), self.total_steps), self.plateau)
+        last = Clock(max(0, self.steps - 1), self.total_steps)
         for position, _ in self._managed():
-            self._numbers[position] = self._in_group_units(position, value)
+            self._numbers[position] = self._value_of(position, last)
 
     def report(self, metric: float) -> None:
         """Tell a Plateau schedule how training goes (lower is better)."""
@@ -280,7 +279,7 @@ class MethodOptimizer(Optimizer):
                     self._memory.setdefault(p, {})["latent"] = p.detach().float()
         if group["levels"] is None:
             return
-        self._set_value(position, group, self.annealing.value(self.clock, self.plateau))
+        self._set_value(position, group, self.clock)
         self._set_numbers(self.clock, group)
         if not self.method.latent:
             return
@@ -303,18 +302,19 @@ class MethodOptimizer(Optimizer):
         """After loading: the numbers as the last step before the checkpoint used them."""
         self._set_dials(Clock(max(0, self.steps - 1), self.total_steps))
 
-    def _set_value(self, position: int, group: Group, number: float) -> None:
-        number = self._numbers[position] = self._in_group_units(position, number)
+    def _set_value(self, position: int, group: Group, clock: Clock) -> None:
+        number = self._numbers[position] = self._value_of(position, clock)
         for device in {p.device for p in group["params"]}:
             held = self._values.get((position, device))
             if held is None:
                 held = self._values[position, device] = torch.zeros((), dtype=_scalar_dtype(device), device=device)
             held.fill_(number)
 
-    def _in_group_units(self, position: int, number: float) -> float:
-        """A schedule's epsilon counts in units of Theorem 1's bound, which is the group's own."""
-        bound = self.param_groups[position]["levels"].epsilon_bound if self.annealing.kind == "epsilon" else 1.0
-        return number * bound
+    def _value_of(self, position: int, clock: Clock) -> float:
+        """A group's value at its turn; a schedule's epsilon counts in units of Theorem 1's bound, the group's own."""
+        group = self.param_groups[position]
+        bound = group["levels"].epsilon_bound if self.annealing.kind == "epsilon" else 1.0
+        return self.annealing.in_turn(group.get("turn", 0.0), clock, self.plateau) * bound
 
     def _set_numbers(self, clock: Clock, group: Group) -> None:
         for name, number in self.method.numbers(clock).items():
@@ -324,9 +324,8 @@ class MethodOptimizer(Optimizer):
                 self._numbers_on[name, device].fill_(number)
 
     def _set_dials(self, clock: Clock) -> None:
-        number = self.annealing.value(clock, self.plateau)
         for position, group in self._managed():
-            self._set_value(position, group, number)
+            self._set_value(position, group, clock)
             self._set_numbers(clock, group)
 
     def _site(self, p: Tensor, name: str, group: Group, position: int, now: Clock, freeze: bool) -> Site:

@@ -85,6 +85,8 @@ class ImageTraining:
     """Pace of level-first: the radius (or captured part) grows as this power of time."""
     by: By | None = None
     """What grows in level-first: the capture radius, or the captured part of each layer (quantile)."""
+    stagger: float | None = None
+    """Layers captured one after another: the last begins after this part of the way from start to end (level-first)."""
     K: float | None = None
     """Factor by which the paper's form lowers epsilon each hundredth of the run."""
     options: dict[str, bool | int | float | str] | None = field(default=None, hash=False)
@@ -176,7 +178,7 @@ class ImageTraining:
     def _check_options(self) -> None:
         if self.recipe.annealing(self.method) is not None:
             if self.recipe.options:
-                raise ValueError(f"{self.method} has no options but alpha, start, end, power, by and K")
+                raise ValueError(f"{self.method} has no options but alpha, start, end, power, by, stagger and K")
             return
         try:
             made = method(self.method, **self.recipe.options)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from askew.core import LevelFirst
 from askew.data.cifar10 import SIZES, cifar10
 from askew.data.images import ImageSet, Splits
 from askew.data.tiny_imagenet import tiny_imagenet
@@ -115,7 +116,8 @@ def build_optimizer(config: ImageTraining, net: nn.Module, total_steps: int) -> 
     """The method around Adam."""
     settings = config.settings()
     per = config.per or "tensor"
-    chosen = groups(net, levels=config.levels, skip=config.skip)
+    in_turn = isinstance(settings.annealing, LevelFirst) and settings.annealing.stagger > 0
+    chosen = groups(net, levels=config.levels, skip=config.skip, in_turn=in_turn)
     cuda = config.where.type == "cuda"
     base: Optimizer = torch.optim.Adam(chosen, lr=settings.lr, fused=cuda, capturable=cuda and settings.static)
     if settings.annealing is not None:

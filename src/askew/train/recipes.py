@@ -32,6 +32,7 @@ class Recipe:
     end: float = 0.97
     power: float = 1.0
     by: By = "radius"
+    stagger: float = 0.0
     K: float = 0.88
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -40,7 +41,8 @@ class Recipe:
         if method == EPSILON:
             return Exponential(K=self.K, start=self.start)
         if method in (CAPTURE, DITHERED, ROUNDED):
-            return LevelFirst(self.start, self.end, self.power, self.by, method == DITHERED, method == ROUNDED)
+            forms = method == DITHERED, method == ROUNDED
+            return LevelFirst(self.start, self.end, self.power, self.by, *forms, self.stagger)
         return None
 
 
@@ -72,6 +74,7 @@ USERS: dict[str, tuple[str, ...]] = {
     "end": (CAPTURE, DITHERED, ROUNDED),
     "power": (CAPTURE, DITHERED, ROUNDED),
     "by": (CAPTURE, DITHERED, ROUNDED),
+    "stagger": (CAPTURE, DITHERED, ROUNDED),
 }  # settings that only these methods have
 SHAPES = {"min_lr": "cosine", "cosine_end": "cosine", "milestones": "steps", "factor": "steps"}  # .. these schedules
 

@@ -180,6 +180,13 @@ def test_level_first_in_turn(stagger: float, turn: float, power: float, step: in
     assert schedule.in_turn(turn, Clock(20, 100)) == 0.0 and schedule.in_turn(turn, Clock(90, 100)) == 1.0
 
 
+def test_a_plateau_has_started_when_epsilon_has_fallen() -> None:
+    schedule, memory = Plateau(patience=1), Plateau(patience=1).fresh()
+    assert not schedule.started(Clock(100)) and not schedule.started(Clock(100), memory)
+    memory = schedule.report(schedule.report(memory, 1.0), 1.0)
+    assert memory["falls"] == 1 and schedule.started(Clock(0), memory)
+
+
 def test_a_stagger_of_zero_is_not_told() -> None:
     assert "stagger" not in LevelFirst().describe() and LevelFirst(stagger=0.5).describe()["stagger"] == 0.5
 

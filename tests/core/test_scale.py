@@ -13,7 +13,7 @@ from rounding import DTYPES
 
 from askew.core import LevelSet, binary, scale_of, ternary, uniform
 from askew.core.levels import compute_dtype
-from askew.core.scale import SAWB_COEFFICIENTS, check_scale, sawb_bits, sawb_clip
+from askew.core.scale import SAWB_COEFFICIENTS, ScaleKind, check_scale, sawb_bits, sawb_clip
 
 # -- the coefficients -------------------------------------------------------------------------------------------------
 
@@ -182,3 +182,12 @@ def test_check_scale_names_the_parameter() -> None:
         check_scale("sawb", "group", w, "conv.weight")
     with pytest.raises(ValueError, match=r"norm\.weight: a scale per channel needs .* got \(4,\)"):
         check_scale("sawb", "channel", w[:, 0], "norm.weight")
+
+
+@pytest.mark.parametrize("kind", ["abs-mean", "sawb"])
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 3, 3)])
+def test_a_weight_without_elements_has_a_scale(shape: tuple[int, ...], kind: ScaleKind) -> None:
+    w = torch.zeros(shape)
+    whole, each = (scale_of(w, uniform(4), kind, per) for per in ("tensor", "channel"))
+    assert whole is not None and whole.shape == () and whole > 0
+    assert each is not None and each.shape == (shape[0], *(1,) * (len(shape) - 1)) and bool((each > 0).all())

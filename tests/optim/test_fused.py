@@ -282,6 +282,44 @@ def test_a_master_copy_is_the_float32_run(schedule):
         make(start.clone(), master=True, fused=False)
 
 
+def test_a_dict_without_master_copies_makes_them():
+    """Weights and moments of bfloat16 become float32 as they are, and go on in float32."""
+    opts = []
+    for master in (False, True):
+        p = nn.Parameter(torch.linspace(-1, 1, 50).bfloat16())
+        base = Adam([{"params": [p], "levels": askew.binary()}], lr=0.05)
+        opts.append((p, askew.ASkew(base, SCHEDULES["interval"], total_steps=10, master=master)))
+    (v, plain), (w, opt) = opts
+    for p, one in opts:
+        p.grad = torch.linspace(2, -3, 50).bfloat16()
+        one.step()
+    saved = plain.state_dict()
+    w.data.copy_(v.data)
+    opt.load_state_dict(saved)
+    assert torch.equal(opt.underlying(w), v.detach().float()) and opt.underlying(w).dtype == torch.float32
+    for key in ("exp_avg", "exp_avg_sq"):
+        assert opt.state[w][key].dtype == torch.float32 and torch.equal(opt.state[w][key], plain.state[v][key].float())
+    opt.step()
+    assert torch.equal(w.detach(), opt.underlying(w).bfloat16())
+    assert not torch.equal(opt.underlying(w), opt.underlying(w).bfloat16().float())
+
+
+@pytest.mark.parametrize("fused", [None, False])
+def test_master_copies_are_not_taken_where_nothing_moves_them(fused):
+    def make(**more):
+        p = nn.Parameter(torch.linspace(-1, 1, 50).bfloat16())
+        base = Adam([{"params": [("w", p)], "levels": askew.binary()}], lr=0.05)
+        return p, askew.ASkew(base, SCHEDULES["interval"], total_steps=10, **more)
+
+    w, opt = make(master=True)
+    w.grad = torch.ones(50).bfloat16()
+    opt.step()
+    v, plain = make(fused=fused)
+    with pytest.raises(ValueError, match=r"w: the state dict holds a torch\.float32 copy of this torch\.bfloat16"):
+        plain.load_state_dict(opt.state_dict())
+    assert plain.steps == 0 and plain.underlying(v) is v and not plain.state
+
+
 # -- when it applies --------------------------------------------------------------------------------------------------
 
 
@@ -301,6 +339,49 @@ def test_fused_true_says_why_not(base, why):
     opt = askew.ASkew(base(groups), total_steps=9)
     train(model, opt, range(2))
     assert opt.steps == 2 and why in (refusal(opt) or "")
+
+
+@pytest.mark.parametrize(
+    "schedule", [Constant(0.01), askew.LevelFirst(start=0, end=2)], ids=["interval", "level-first"]
+)
+@pytest.mark.parametrize("kind", [SGD, Adam])
+def test_a_base_that_maximises_is_drawn_to_the_levels_too(kind, schedule):
+    """Ascent on -loss is descent on loss, weight for weight; without a gradient the weight goes to its level."""
+    ends, residuals = [], []
+    for maximize in (False, True):
+        w = nn.Parameter(torch.linspace(-1.7, 1.7, 35))
+        base = kind([{"params": [w], "levels": askew.binary()}], lr=0.01, maximize=maximize)
+        opt = askew.ASkew(base, schedule, total_steps=2000, fused=False)
+        for k in range(300):
+            push = torch.randn(35, generator=torch.Generator().manual_seed(k)) * 0.1
+            w.grad = -push if maximize else push
+            opt.step()
+        ends.append(w.detach().clone())
+        residuals.append(askew.diagnose(opt).overall.kkt)
+    assert torch.equal(*ends) and residuals[0] == residuals[1]
+    still = nn.Parameter(torch.full((1,), 0.8))
+    opt = askew.ASkew(
+        kind([{"params": [still], "levels": askew.binary()}], lr=0.05, maximize=True), schedule, alpha=1.0
+    )
+    for _ in range(300):
+        still.grad = torch.zeros(1)
+        opt.step()
+    assert still.item() > 0.94
+
+
+def test_a_refused_step_does_not_count_and_a_refused_group_is_not_added():
+    p, q = (nn.Parameter(torch.randn(4)) for _ in range(2))
+    opt = askew.ASkew(Adam([{"params": [p], "levels": askew.binary()}]), total_steps=9, fused=True)
+    with pytest.raises(ValueError, match="amsgrad"):
+        opt.add_param_group({"params": [q], "levels": askew.binary(), "amsgrad": True})
+    assert len(opt.param_groups) == 1
+    p.grad = torch.randn(4)
+    opt.step()
+    opt.param_groups[0]["amsgrad"] = True
+    kept, value = p.detach().clone(), opt.value()
+    with pytest.raises(ValueError, match="amsgrad"):
+        opt.step()
+    assert opt.steps == 1 and opt.value() == value and torch.equal(p.detach(), kept)
 
 
 def test_other_dtypes_methods_and_level_counts_are_wrapped():

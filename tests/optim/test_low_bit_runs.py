@@ -6,8 +6,9 @@ import io
 
 import pytest
 import torch
-from optim_kit import differing, everything
+from optim_kit import differing, everything, small, train
 from torch import Tensor, nn
+from torch.optim import SGD
 
 import askew
 from askew.core import Clock, oracle
@@ -157,3 +158,30 @@ def test_per_channel_on_a_vector():
     base = torch.optim.SGD([{"params": [("norm.weight", p)], "levels": askew.uniform(4)}], lr=0.1)
     with pytest.raises(ValueError, match=r"norm\.weight: a scale per channel needs a weight of two dimensions or more"):
         askew.ASkew(base, scale="sawb", per="channel", total_steps=10)
+
+
+def test_a_plateau_freezes_the_scale_when_epsilon_first_falls():
+    """Until then it follows the weights."""
+    model, opt = small(askew.Plateau(patience=1), levels=askew.uniform(4), scale="sawb")
+    train(model, opt, range(3))
+    assert not any("scale" in memory for memory in opt._memory.values())
+    opt.report(1.0)
+    train(model, opt, range(3, 5))
+    assert not any("scale" in memory for memory in opt._memory.values())
+    opt.report(1.0)
+    measured = {name: site.scale.clone() for name, _, site in opt.weights()}
+    train(model, opt, range(5, 9))
+    frozen = {name: opt._memory[p]["scale"] for name, p, _ in opt.weights()}
+    assert all(torch.equal(frozen[name], measured[name]) for name in measured) and len(frozen) == 2
+
+
+@pytest.mark.parametrize("fused", [None, False])
+@pytest.mark.parametrize(("shape", "per"), [((0, 3), "tensor"), ((3, 0), "channel"), ((0, 3), "channel")])
+def test_an_empty_weight_takes_part(shape, per, fused):
+    w = nn.Parameter(torch.zeros(shape))
+    base = SGD([{"params": [w], "levels": askew.uniform(4)}], lr=0.1)
+    opt = askew.ASkew(base, scale="sawb", per=per, total_steps=3, fused=fused)
+    for _ in range(3):
+        w.grad = torch.zeros(shape)
+        opt.step()
+    assert opt.steps == 3 and w.shape == shape

@@ -67,7 +67,7 @@ class Annealing:
         """The value for a group whose turn among all is `turn`, 0 for the first, 1 for the last."""
         return self.value(clock, memory)
 
-    def started(self, clock: Clock) -> bool:
+    def started(self, clock: Clock, memory: dict[str, float] | None = None) -> bool:
         """True once the schedule has begun to tighten; adaptive scales freeze at that moment."""
         raise NotImplementedError
 
@@ -92,7 +92,7 @@ class Constant(Annealing):
     def value(self, clock: Clock, memory: dict[str, float] | None = None) -> float:
         return self.initial
 
-    def started(self, clock: Clock) -> bool:
+    def started(self, clock: Clock, memory: dict[str, float] | None = None) -> bool:
         return True
 
 
@@ -103,7 +103,7 @@ class Unannealed(Annealing):
     def value(self, clock: Clock, memory: dict[str, float] | None = None) -> float:
         return 1.0
 
-    def started(self, clock: Clock) -> bool:
+    def started(self, clock: Clock, memory: dict[str, float] | None = None) -> bool:
         return False
 
     def largest(self) -> float:
@@ -136,7 +136,7 @@ class Exponential(Annealing):
             return self.initial
         return self.initial * self.K ** math.floor(since / clock.at(self.period, "period") + 1e-9)
 
-    def started(self, clock: Clock) -> bool:
+    def started(self, clock: Clock, memory: dict[str, float] | None = None) -> bool:
         return clock.step >= clock.at(self.start, "start")
 
 
@@ -161,7 +161,7 @@ class Logarithmic(Annealing):
     def value(self, clock: Clock, memory: dict[str, float] | None = None) -> float:
         return self.initial * (self.final / self.initial) ** _ramp(clock, self.start, self.end)
 
-    def started(self, clock: Clock) -> bool:
+    def started(self, clock: Clock, memory: dict[str, float] | None = None) -> bool:
         return clock.step >= clock.at(self.start, "start")
 
 
@@ -209,8 +209,8 @@ class Plateau(Annealing):
     def value(self, clock: Clock, memory: dict[str, float] | None = None) -> float:
         return (memory or self.fresh())["value"]
 
-    def started(self, clock: Clock) -> bool:
-        return True
+    def started(self, clock: Clock, memory: dict[str, float] | None = None) -> bool:
+        return (memory or self.fresh())["falls"] > 0
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ class Custom(Annealing):
         check_positive(value, f"Custom schedule {self.name!r} at step {clock.step}")
         return value
 
-    def started(self, clock: Clock) -> bool:
+    def started(self, clock: Clock, memory: dict[str, float] | None = None) -> bool:
         return clock.step >= clock.at(self.start, "start")
 
 
@@ -297,7 +297,7 @@ class LevelFirst(Annealing):
         """Without a stagger of 0, as it was before there was one."""
         return {k: v for k, v in super().describe().items() if k != "stagger" or v}
 
-    def started(self, clock: Clock) -> bool:
+    def started(self, clock: Clock, memory: dict[str, float] | None = None) -> bool:
         return clock.step >= clock.at(self.start, "start")
 
     def largest(self) -> float:

@@ -59,6 +59,9 @@ def moments(w: Tensor, kind: ScaleKind, per: Per = "tensor") -> Tensor:
     Parts of one tensor pool into the whole: the means by their counts, the maximum by the maximum.
     """
     x = w.detach().to(compute_dtype(w.dtype))
+    if x.numel() == 0:
+        one = () if per == "tensor" else (x.shape[0], *(1,) * (x.ndim - 1))
+        return x.new_zeros((1 if kind == "abs-mean" else 3, *one))
     size = x.abs()
     if kind == "abs-mean":
         return _mean(size, per).unsqueeze(0)

@@ -128,6 +128,18 @@ def _verified_headers(optimizer: MethodOptimizer, state_dict: dict[str, Any]) ->
     return headers
 
 
+def _check_copies(optimizer: MethodOptimizer, state_dict: dict[str, Any], own: dict[Any, dict[str, Tensor]]) -> None:
+    """A float32 copy of a bfloat16 weight belongs to master=True; without it nothing would move the copy."""
+    for position, (live, packed) in enumerate(zip(optimizer.param_groups, state_dict["param_groups"], strict=True)):
+        for name, p, i in zip(names(live, position), live["params"], packed["params"], strict=True):
+            copy = own.get(i, {}).get("latent")
+            if copy is not None and copy.dtype != p.dtype and not (optimizer._master and p.dtype == torch.bfloat16):
+                raise ValueError(
+                    f"{name}: the state dict holds a {copy.dtype} copy of this {p.dtype} weight: it was saved with "
+                    "master=True, so build this optimizer with master=True and the same dtype"
+                )
+
+
 def unpack(optimizer: MethodOptimizer, state_dict: dict[str, Any]) -> None:
     """Load what `pack` made; nothing changes unless everything fits."""
     headers = _verified_headers(optimizer, state_dict)
@@ -141,6 +153,7 @@ def unpack(optimizer: MethodOptimizer, state_dict: dict[str, Any]) -> None:
         {k: v for k, v in packed.items() if k != KEY} | {"levels": live["levels"]}
         for packed, live in zip(state_dict["param_groups"], optimizer.param_groups, strict=True)
     ]
+    _check_copies(optimizer, state_dict, own)
     optimizer.base.load_state_dict({**state_dict, "state": state, "param_groups": saved})
     header = headers[0]
     optimizer.resume_annealing(header["annealing"])
@@ -151,5 +164,6 @@ def unpack(optimizer: MethodOptimizer, state_dict: dict[str, Any]) -> None:
         for p, i in zip(group["params"], packed["params"], strict=True):
             kept = {k: v for k, v in own.get(i, {}).items() if k != "scale" or _is_set(v)}
             optimizer._memory[p] = {k: v.detach().to(p.device, copy=True) for k, v in kept.items()}
+            optimizer._make_master(p)
     optimizer._restore_values()
     optimizer._restore_forward()

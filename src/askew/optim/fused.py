@@ -106,7 +106,7 @@ class Fusion:
         self._captured += [batch for batch, _ in self._batches if batch.captured]
         self._tensors, self._batches = None, []
         works: dict[str, list[tuple[ParamWork, Tensor]]] = {}
-        freeze = now.last or optimizer.annealing.started(now)
+        freeze = now.last or optimizer.annealing.started(now, optimizer.plateau)
         for position, group in enumerate(optimizer.param_groups):
             for p in group["params"]:
                 scale = None

@@ -133,10 +133,13 @@ def _in_order(state: dict[str, Any], key: str, w: Tensor) -> Tensor:
 
 
 def restore_moments(optimizer: MethodOptimizer, state_dict: dict[str, Any]) -> None:
-    """After loading: the float32 moments of master copies, which torch has rounded to the parameters' dtype."""
+    """After loading: the float32 moments of master copies, which torch has rounded to the parameters' dtype.
+
+    Those of a dict without master copies become float32 as they are.
+    """
     for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         for p, i in zip(group["params"], saved["params"], strict=True):
             for key, value in state_dict["state"].get(i, {}).items():
                 held = optimizer.base.state.get(p, {}).get(key)
-                if key != "step" and held is not None and held.dtype != value.dtype:
-                    optimizer.base.state[p][key] = value.detach().to(p.device, copy=True)
+                if key != "step" and held is not None and p.dtype == torch.bfloat16:
+                    optimizer.base.state[p][key] = value.detach().to(p.device, torch.float32, copy=True)

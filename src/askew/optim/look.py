@@ -120,6 +120,8 @@ class _View(NamedTuple):
 
 def _view(optimizer: MethodOptimizer, p: Tensor, site: Site, last: Tensor | None) -> _View:
     gradient = None if p.grad is None else sharding.local(sharding.aligned(p.grad, p))
+    if gradient is not None and site.ascends:
+        gradient = -gradient
     w, scale = sharding.local(optimizer.underlying(p).detach()), sharding.local(site.scale)
     q = level_units(w, site.levels, scale)
     u = gradient if gradient is None or scale is None else gradient.to(q.dtype) * scale

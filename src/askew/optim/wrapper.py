@@ -128,6 +128,7 @@ class MethodOptimizer(Optimizer):
         added = self.param_groups[position]
         try:
             added.update(self._completed(added, position))
+            self._fusion.applies(self)
         except Exception:
             del self.param_groups[position]
             raise
@@ -147,6 +148,8 @@ class MethodOptimizer(Optimizer):
         if not sound and not check_gradients(self.param_groups, self.nonfinite):
             self.skipped += 1
             return loss
+        if self._fusion.wanted and not needs_closure:
+            self._fusion.applies(self, steady)  # an error now, before the step counts
         recorded = capturing()
         if closure is None and not recorded and only_makes_state(self.base):
             with torch.no_grad():
@@ -195,7 +198,7 @@ class MethodOptimizer(Optimizer):
 
     def phase(self, clock: Clock) -> Hashable:
         """What a step at that clock decides on the host; a CUDA graph of a step is good while it stays the same."""
-        return clock.last, self.annealing.started(clock), self.method.phase(clock)
+        return clock.last, self.annealing.started(clock, self.plateau), self.method.phase(clock)
 
     def advance(self, steps: int) -> None:
         """Count steps that were taken by replays of a CUDA graph which set the dials itself."""
@@ -261,7 +264,7 @@ class MethodOptimizer(Optimizer):
         """A fraction without total_steps is an error now, not in the middle of the run."""
         for clock in [self.clock] if self.total_steps is not None else [self.clock, Clock(sys.maxsize)]:
             self.annealing.value(clock, self.plateau)
-            self.annealing.started(clock)
+            self.annealing.started(clock, self.plateau)
 
     def _completed(self, group: Group, position: int) -> Group:
         """The group with defaults filled in, checked; the group itself is left as it is."""
@@ -273,10 +276,8 @@ class MethodOptimizer(Optimizer):
 
     def _begin(self, group: Group, position: int) -> None:
         """Set the value of a new group and, for latent methods, the forward weights; master copies for any group."""
-        if self._master:
-            for p in group["params"]:
-                if p.dtype == torch.bfloat16:
-                    self._memory.setdefault(p, {})["latent"] = p.detach().float()
+        for p in group["params"]:
+            self._make_master(p)
         if group["levels"] is None:
             return
         self._set_value(position, group, self.clock)
@@ -288,6 +289,11 @@ class MethodOptimizer(Optimizer):
                 self._memory.setdefault(p, {}).setdefault("latent", p.detach().clone())
                 site = self._site(p, name, group, position, self.clock, False)
                 p.copy_(sharding.apply(self.method, "forward_weight", site, p))
+
+    def _make_master(self, p: Tensor) -> None:
+        """The float32 copy of a bfloat16 weight, with master=True, if there is none yet."""
+        if self._master and p.dtype == torch.bfloat16 and "latent" not in self._memory.get(p, {}):
+            self._memory.setdefault(p, {})["latent"] = p.detach().float()
 
     def _restore_forward(self) -> None:
         """After loading latents: the forward weights that belong to them (random ones come with the model's file)."""
@@ -334,7 +340,7 @@ class MethodOptimizer(Optimizer):
             name=name,
             levels=group["levels"],
             scale_rule=(group["scale"], group["per"]),
-            scale=self._scale(p, group, memory, freeze and (now.last or self.annealing.started(now))),
+            scale=self._scale(p, group, memory, freeze and (now.last or self.annealing.started(now, self.plateau))),
             lr=group.get("lr", 1.0),
             alpha=group["alpha"],
             clip=self._clip(group),
@@ -343,6 +349,7 @@ class MethodOptimizer(Optimizer):
             clock=now,
             memory=memory,
             numbers={name: held for (name, device), held in self._numbers_on.items() if device == p.device},
+            ascends=bool(group.get("maximize")),
         )
 
     def _clip(self, group: Group) -> float | Tensor:
@@ -387,7 +394,9 @@ class MethodOptimizer(Optimizer):
         """Put the optimised weights and the skewed gradient where the base optimizer finds them."""
         w = self.underlying(p)
         if p.grad is not None:
-            p.grad = sharding.apply(self.method, "direction", site, sharding.aligned(p.grad, p), w)
+            gradient = sharding.aligned(p.grad, p)
+            direction = sharding.apply(self.method, "direction", site, -gradient if site.ascends else gradient, w)
+            p.grad = -direction if site.ascends else direction
         if self.method.latent:
             p.copy_(w)
 

@@ -1,5 +1,6 @@
 """A teacher: its loss by hand, a teacher that stays as it is, and runs with one as good as any other run."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,52 @@ def test_another_net_or_no_file_is_named(data, tmp_path, learned):
     with pytest.raises(FileNotFoundError, match="nothing"):
         taught_by(nn.Linear(2, 2), tmp_path / "nothing.pt", 0.5)
     assert build_objective(small_job(data, tmp_path), 10) is labelled
+
+
+def test_a_net_that_is_no_teacher_says_why(data, tmp_path, learned):
+    def refused(teacher: Path, **settings: Any) -> str:
+        with pytest.raises(ValueError, match="teacher") as error:
+            build_objective(small_job(data, tmp_path, teacher=teacher, **settings), 10)
+        return str(error.value)
+
+    def trained(name: str, **settings: Any) -> Path:
+        job = small_job(data, tmp_path / name, epochs=2, **settings)
+        train_images(job)
+        return job.out / job.name / "last.pt"
+
+    assert "trained with binaryconnect; a teacher is a float net" in refused(trained("bc", method="binaryconnect"))
+    rounded = trained("a4", method="full-precision", activation_bits=4)
+    assert "its activations have 4 bits" in refused(rounded, bits=4, activation_bits=4)
+    assert "has seen the 20 images held out here; train it with --holdout 20" in refused(learned, holdout=20)
+    build_objective(
+        small_job(data, tmp_path, teacher=trained("held", method="full-precision", holdout=20), holdout=20), 10
+    )
+
+    def stop(status):
+        if status.epoch == 2:
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        train_images(small_job(data, tmp_path / "half", epochs=3, method="full-precision"), stop)
+    (half,) = (tmp_path / "half").glob("*/last.pt")
+    assert "stands at epoch 1 of 3; let it end first" in refused(half)
+
+
+def test_a_plain_file_of_weights_may_teach(data, tmp_path, learned):
+    torch.save(torch.load(learned, weights_only=True)["model"], tmp_path / "plain.pt")
+    assert isinstance(build_objective(small_job(data, tmp_path, teacher=tmp_path / "plain.pt"), 10), Teacher)
+
+
+@pytest.mark.parametrize("what", ["teacher", "init"])
+def test_a_run_does_not_go_on_with_another_file_of_the_same_name(data, tmp_path, learned, what):
+    other = small_job(data, tmp_path / "other", method="full-precision", epochs=2, seed=1)
+    train_images(other)
+    job = small_job(data, tmp_path / "run", epochs=2, **{what: learned})
+    record, _ = train_images(job)
+    assert len(record.config[f"{what}_digest"]) == 16
+    assert timeless(train_images(job)[0]) == timeless(record)
+    with pytest.raises(ValueError, match=f"another run \\({what}_digest: "):
+        train_images(replace(job, **{what: other.out / other.name / "last.pt"}))
 
 
 @pytest.mark.cuda

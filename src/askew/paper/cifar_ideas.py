@@ -78,6 +78,7 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         Idea("power-half", "radius, square root of time", {"power": 0.5}),
         Idea("power-two", "radius, square of time", {"power": 2.0}),
         Idea("quantile", "part of the weights, linear in time", {"by": "quantile"}),
+        Idea("in-turn", "radius, linear in time, layers one after another (stagger .5)", {"stagger": 0.5}),
     ),
     "How fast, how strong": (
         Idea("level-first", "lr .03, alpha .05"),
@@ -96,6 +97,7 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         Idea("rounded", "from 50% of the run on, lr .03, alpha .05", {}, ROUNDED),
         Idea("rounded-06", "lr .06", {"lr": 0.06}, ROUNDED),
         Idea("rounded-cold", "learning rate to 0", COLD, ROUNDED),
+        Idea("rounded-in-turn", "layers one after another (stagger .5)", {"stagger": 0.5}, ROUNDED),
     ),
     "What a full-precision net can teach (its lr .03)": (
         Idea("level-first", "level-first, the labels alone"),

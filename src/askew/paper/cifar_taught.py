@@ -29,7 +29,7 @@ TABLE = LowBit(
         Row("full-precision", "w32a32", None, WINNERS["full-precision"]),
         Row("full-precision", "w32a32", None, WINNERS["full-precision"], taught=SHARE),
         *(Row(method, "w1a32", None, WINNERS[method], taught=SHARE) for method in METHODS),
-        Row("askew-level-first-rounded", "w1a32", None, WINNERS["askew-level-first"], taught=SHARE),
+        Row("askew-level-first-rounded", "w1a32", None, WINNERS["askew-level-first-rounded"], taught=SHARE),
     ),
     KINDS,
     "not run",

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -82,6 +82,22 @@ def load(path: Path, model: nn.Module, parts: Mapping[str, Stateful], config: An
 def epochs_done(path: Path) -> int:
     """Whole epochs that the run of a checkpoint has made; 0 if there is none."""
     return read_file(path)["position"][0] if path.exists() else 0
+
+
+class Origin(NamedTuple):
+    """How the net of a checkpoint was made: the run's config, and whole epochs done."""
+
+    config: dict[str, Any]
+    epochs: int
+
+
+def origin(path: Path) -> Origin | None:
+    """Of one of our checkpoints; None for any other file."""
+    try:
+        payload = read_file(path)
+    except CheckpointError:
+        return None
+    return Origin(json.loads(payload["config"]), payload["position"][0])
 
 
 def write_file(path: Path, payload: Mapping[str, Any]) -> None:

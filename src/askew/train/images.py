@@ -20,7 +20,7 @@ from askew.optim import ASkew, MethodOptimizer, groups
 from askew.train import low_bit
 from askew.train.distributed import World, joined
 from askew.train.image_config import ImageTraining as ImageTraining
-from askew.train.initial import start_from
+from askew.train.initial import digest, start_from
 from askew.train.loop import Keeper, OnStatus, fit
 from askew.train.recipes import WIDTH
 from askew.train.record import Record, writable_folder
@@ -107,7 +107,7 @@ def build_objective(config: ImageTraining, classes: int) -> Objective:
         return labelled
     with torch.random.fork_rng(devices=[]):
         net = _net(config, classes)
-    teacher = taught_by(net, config.teacher, config.share)
+    teacher = taught_by(net, config.teacher, config.share, config.holdout)
     teacher.net.to(config.where, memory_format=torch.channels_last)  # pyright: ignore
     return teacher
 
@@ -177,6 +177,8 @@ def _train(config: ImageTraining, on_status: OnStatus | None, world: World, shel
         "train_images": train.images,
         "test_images": test.images,
     }
+    named = {"init_digest": config.init, "teacher_digest": config.teacher}
+    described |= {name: digest(path) for name, path in named.items() if path is not None}
     record = Record(*titles(config), described, config.seed)
     record.environment["processes"] = world.size
     if started is not None:

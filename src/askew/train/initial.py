@@ -6,6 +6,7 @@ of a ResNet put into ours. A tensor of another shape is left out and named.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Mapping
@@ -71,6 +72,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not tensors:
         raise ValueError(f"{path}: holds no tensors by name")
     return tensors
+
+
+def digest(path: Path) -> str:
+    """The first 16 hexadecimal digits of the file's SHA-256: which file it was, whatever its name."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def plain_name(name: str) -> str:

@@ -115,13 +115,15 @@ class Static:
             raise ValueError(f"a static step needs a LambdaLR schedule, got {type(scheduler).__name__}")
         self.optimizer, self.scheduler = optimizer, scheduler
         self.batches, self.bf16 = train.train, bf16
-        self.stretch = _divisor(math.gcd(len(self.batches), pause or 0))
+        n = len(self.batches)
+        self.stretch = _divisor(math.gcd(n, pause) if pause and pause < n else n)
         self.device = train.data.device
         self.capture = capture and self.device.type == "cuda"
         self.stream = torch.cuda.Stream(self.device) if self.capture else None
         self.lr = 0.0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.graph_phase: Hashable = None
+        self.filled: list[tuple[Tensor, Tensor | None]] = []  # weights with the gradients that the graph's replays fill
         self.warm = WARM
         self.batch_at = self._compiled(_batch_at(self.batches))
         self.loss_of = self._compiled(loss_of)
@@ -172,6 +174,7 @@ class Static:
             self.lr = self.rates[i][0]
             if not ahead and self.graph is not None and self._stretch_at(epoch * n + i) == self.graph_phase:
                 self.graph.replay()
+                self._show_gradients()
                 ahead = self.stretch
             if ahead:
                 self.optimizer.advance(1)
@@ -211,14 +214,25 @@ class Static:
             self.graph, self.graph_phase = self._captured(), phase
 
     def _captured(self) -> torch.cuda.CUDAGraph:
-        """The steps of a stretch as a graph."""
+        """The steps of a stretch as a graph; gradients stay those of the step before until it is replayed."""
         torch.cuda.synchronize(self.device)
+        weights = [p for group in self.optimizer.param_groups for p in group["params"]]
+        before = [p.grad for p in weights]
         graph = torch.cuda.CUDAGraph()
         captured = torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local")
         with captured, compiled(), fastest_convolutions():
             for _ in range(self.stretch):
                 self._step()
+        self.filled = [(p, p.grad) for p in weights]
+        for p, gradient in zip(weights, before, strict=True):
+            p.grad = gradient
         return graph
+
+    def _show_gradients(self) -> None:
+        """After a graph's first replay: the gradients are those it has filled."""
+        for p, gradient in self.filled:
+            p.grad = gradient
+        self.filled = []
 
     def _step(self) -> None:
         """The whole step, from buffers and counter to new weights; nothing here waits for the device."""

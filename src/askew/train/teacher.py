@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from askew.train.checkpoint import Origin, origin
 from askew.train.initial import initialise
 
 SHARE = 0.5
@@ -51,11 +52,34 @@ def wide(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def taught_by(net: nn.Module, path: Path, share: float) -> Teacher:
-    """`net` with all its tensors from the file, as a teacher; ValueError, naming what is missing, if it is another."""
+def taught_by(net: nn.Module, path: Path, share: float, holdout: int | None = None) -> Teacher:
+    """`net` with all its tensors from the file, as a teacher; ValueError, naming what is missing, if it is another.
+
+    A checkpoint of ours says how its net was made: it must be a float net, trained to the end, and must not have seen
+    the images that are held out here.
+    """
+    made = origin(path)
+    why = None if made is None else unfit(made, holdout)
+    if why:
+        raise ValueError(f"teacher {path}: {why}")
     found = initialise(net, path)
     absent = [*found.shapes, *found.missing]
     if absent:
         shown = ", ".join(absent[:4]) + (", ..." if len(absent) > 4 else "")
         raise ValueError(f"teacher {path}: not the float net of this run; without a partner there: {shown}")
     return Teacher(net, share)
+
+
+def unfit(made: Origin, holdout: int | None) -> str | None:
+    """Why a net made like this is no teacher for a run that holds out so many images, or None."""
+    config = made.config
+    method, bits, total = config.get("method"), config.get("activation_bits"), config.get("epochs", made.epochs)
+    if method != "full-precision":
+        return f"its run trained with {method}; a teacher is a float net (--method full-precision)"
+    if bits is not None:
+        return f"its activations have {bits} bits; a teacher's are real (leave --activation-bits out)"
+    if made.epochs < total:
+        return f"its run stands at epoch {made.epochs} of {total}; let it end first"
+    if holdout is not None and (config.get("holdout") or 0) < holdout:
+        return f"it has seen the {holdout} images held out here; train it with --holdout {holdout}, too"
+    return None

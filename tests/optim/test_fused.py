@@ -208,12 +208,35 @@ def test_rounded_level_first_lands_weights_without_a_gradient():
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-def test_rounded_level_first_with_a_scale_is_wrapped():
+def test_rounded_level_first_with_a_scale_that_follows_is_wrapped():
     with pytest.raises(ValueError, match="askew-level-first-rounded measures the scale 'sawb'"):
         run(True, BASES["adam"], ROUNDED, LEVELS["int4"], SCALES[2], steps=1)
 
 
-def test_no_memory_between_or_in_steps():
+@pytest.mark.parametrize("scale", SCALES[1:], ids=lambda s: "-".join(s))
+@pytest.mark.parametrize("levels", LEVELS)
+@pytest.mark.parametrize("rounded", [False, True])
+def test_scales_that_freeze_on_the_way(rounded, levels, scale):
+    """Plain level-first needs none before its start; with rounding the step is wrapped until then, fused afterwards."""
+    schedule = askew.LevelFirst(start=4, end=8, rounded=rounded)
+    setting = BASES["adam"], schedule, LEVELS[levels], scale
+    for steps in (3, 5, 6, TOTAL):
+        here, there = (run(fused, *setting, steps=steps) for fused in (None, False))
+        exact = latents(*run(False, *setting, steps=steps, dtype=torch.float64))
+        assert bool(here[1]._fusion._batches) == (not rounded or steps > 5)
+        frozen = [[opt._memory[p].get("scale") for p in ps[:4]] for ps, opt in (here, there)]
+        assert all((s is not None) == (steps > 4) for s in [*frozen[0], *frozen[1]])
+        if steps < TOTAL:
+            for a, b in zip(latents(*here), latents(*there), strict=True):
+                assert ulps(a, b, 1.0) <= steps * FEW
+        assert _astray(latents(*here), exact) <= 0.002 + 2 * _astray(latents(*there), exact)
+    assert on_levels(here[1])
+
+
+@pytest.mark.parametrize("levels", [askew.binary(), askew.uniform(4)], ids=["binary", "int4"])
+@pytest.mark.parametrize("scale", ["none", "sawb"])
+@pytest.mark.parametrize("start", [0, 90], ids=["under way", "before the start"])
+def test_no_memory_between_or_in_steps(start, scale, levels):
     """Once warm, no operation of a fused step makes a tensor as large as a weight; the state is Adam's own."""
 
     class Largest(TorchDispatchMode):
@@ -228,12 +251,14 @@ def test_no_memory_between_or_in_steps():
 
     w = nn.Parameter(torch.randn(1000))
     w.grad = torch.randn(1000)
-    opt = askew.ASkew(Adam([{"params": [w], "levels": askew.binary()}]), total_steps=100, fused=True)
+    schedule = askew.LevelFirst(start=start, end=95)
+    opt = askew.ASkew(Adam([{"params": [w], "levels": levels}]), schedule, scale=scale, total_steps=100, fused=True)
     opt.step()
     with Largest() as seen:
         opt.step()
     assert seen.size < 100
-    assert opt.state[w].keys() == {"step", "exp_avg", "exp_avg_sq"} and opt._memory[w] == {}
+    assert opt.state[w].keys() == {"step", "exp_avg", "exp_avg_sq"}
+    assert sum(held.numel() for held in opt._memory[w].values()) == (scale != "none" and start == 0)
     opt._fusion.wanted = False
     with Largest() as seen:
         opt.step()

@@ -107,11 +107,13 @@ class Fusion:
         self._tensors, self._batches = None, []
         works: dict[str, list[tuple[ParamWork, Tensor]]] = {}
         freeze = now.last or optimizer.annealing.started(now, optimizer.plateau)
+        waiting = type(optimizer.method) is LevelFirstSkew and not freeze  # nobody is captured, no scale is asked for
         for position, group in enumerate(optimizer.param_groups):
             for p in group["params"]:
                 scale = None
                 if group["levels"] is not None:
-                    scale = optimizer._scale(p, group, optimizer._memory.setdefault(p, {}), freeze)
+                    memory = optimizer._memory.setdefault(p, {})
+                    scale = None if waiting else optimizer._scale(p, group, memory, freeze)
                 if p.grad is not None:
                     work = param_work(optimizer, position, self._groups[position], p, scale)
                     works.setdefault(str(p.device), []).append((work, p))
@@ -171,13 +173,18 @@ def _group_refusal(optimizer: MethodOptimizer, position: int, group: Group) -> s
     levels = group.get("levels")
     if levels is not None and len(levels) > MAX_LEVELS:
         return f"{where}{len(levels)} levels are more than {MAX_LEVELS}"
-    if levels is not None and type(optimizer.method) in ROUNDING and group["scale"] != "none":
+    if levels is not None and type(optimizer.method) in ROUNDING and not _frozen(optimizer, group):
         return f"{where}{optimizer.method.name} measures the scale {group['scale']!r} between step and forward weights"
     if len({p.device for p in group["params"]}) > 1:
         return f"{where}its parameters lie on several devices"
     if group["params"]:
         return _capture_refusal(group, group["params"][0].device.type, where)
     return None
+
+
+def _frozen(optimizer: MethodOptimizer, group: Group) -> bool:
+    """True where no scale follows the weights any more."""
+    return group["scale"] == "none" or all("scale" in optimizer._memory.get(p, ()) for p in group["params"])
 
 
 def _capture_refusal(group: Group, device: str, where: str) -> str | None:

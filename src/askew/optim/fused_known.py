@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from askew.methods.askew import LevelFirstSkew
 from askew.optim.sharding import is_sharded
 
 if TYPE_CHECKING:
@@ -44,12 +45,14 @@ class Tensors:
         self._states, self._memories = list(optimizer.state.values()), list(optimizer._memory.values())
         self._inside = _inside(self._states), _inside(self._memories)
         self._kinds = _kinds(optimizer)
+        self._waiting = waits(optimizer)
 
     @classmethod
     def of(cls, optimizer: MethodOptimizer) -> Tensors | None:
         """None where a step has to be prepared each time: cut tensors, moving scales, gradients laid out otherwise."""
+        waiting = waits(optimizer)
         for group in optimizer.param_groups:
-            follows = group["levels"] is not None and group["scale"] != "none"
+            follows = group["levels"] is not None and group["scale"] != "none" and not waiting
             for p in group["params"]:
                 if is_sharded(p) or (follows and "scale" not in optimizer._memory.get(p, ())):
                     return None
@@ -62,7 +65,7 @@ class Tensors:
         groups = optimizer.param_groups
         if len(groups) != len(self._lists) or not all(map(_same, [g["params"] for g in groups], self._lists)):
             return None
-        if _kinds(optimizer) != self._kinds:
+        if _kinds(optimizer) != self._kinds or waits(optimizer) != self._waiting:
             return None
         states, memories = list(optimizer.state.values()), list(optimizer._memory.values())
         if not (_same(states, self._states) and _same(memories, self._memories)):
@@ -75,6 +78,14 @@ class Tensors:
         if list(map(_dtype, found)) != self._dtypes or list(map(Tensor.data_ptr, self._weights)) != self._places:
             return None
         return found if _strides(found) == self._strides else None
+
+
+def waits(optimizer: MethodOptimizer) -> bool:
+    """Plain level-first before its start: no weight is captured at the coming step, whatever its scale."""
+    clock = optimizer.clock
+    return type(optimizer.method) is LevelFirstSkew and not (
+        clock.last or optimizer.annealing.started(clock, optimizer.plateau)
+    )
 
 
 def _kinds(optimizer: MethodOptimizer) -> list[Any]:

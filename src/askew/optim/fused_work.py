@@ -107,7 +107,7 @@ def param_work(
         v=v,
         out=None if w is p else local(p),
         scale=None if scale is None else local(scale),
-        clamp=bool(levels and clamped and (scale is None or "scale" in memory)),
+        clamp=bool(levels and clamped and (work.options["scale"] == "none" or "scale" in memory)),
         step=step,
         fresh=fresh,
         state=state.get(p, {}),

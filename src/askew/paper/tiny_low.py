@@ -2,7 +2,10 @@
 
 The last layer stays in full precision; images enter the first layer as they are. At the paper's schedule the paper's
 methods have learning rate .06, halved at epochs 20 and 40, and ASkew in the paper's form its 2^b + 1 levels; else all
-have 2^b. Settings of the best schedule are searched at two bits and taken over at four.
+have 2^b, LUQ symmetric ones there, as SAWB's clip asks for. Activations are the same for all methods (SAWB, straight
+through), LSQ's too: the rows compare what is done to the weights. PARQ has a row with levels of its own, found by
+least squares, and one with fixed ones, as the others have. Settings of the best schedule are searched at two bits and
+taken over at four.
 """
 
 from __future__ import annotations
@@ -28,17 +31,22 @@ def level_first(form: str, lr: float, alpha: float = 0.05, start: float = 0.5) -
     return {"lr": lr, "alpha": alpha, "start": start, "form": form}
 
 
-SYMMETRIC = tuple(level_first("symmetric", lr, start=start) for lr, start in ((0.01, 0.5), (0.03, 0.2)))
-OURS = (*SYMMETRIC, level_first("symmetric", 0.06, start=0.2), level_first("int", 0.03, start=0.2))
+OURS = (
+    *(level_first("symmetric", lr, start=start) for lr, start in ((0.01, 0.5), (0.03, 0.2), (0.06, 0.2))),
+    level_first("int", 0.03, start=0.2),
+)
+ROUNDED = (*(level_first("symmetric", lr) for lr in (0.003, 0.01, 0.03)), level_first("symmetric", 0.01, start=0.2))
+OWN: tuple[Settings, ...] = (*RATES, {"lr": 0.01, "options": {"anneal_end": 0.9}})  # PARQ's own levels need no form
+LEARNED: tuple[Settings, ...] = (*FORMS, {"lr": 0.01, "form": "symmetric", "options": {"rule": "sgd"}})
 SKEWED: tuple[Settings, ...] = tuple({"lr": lr, "alpha": 0.5, "form": "symmetric"} for lr in (0.01, 0.03, 0.06))
 SEARCHES = {
     "luq": Search(FORMS, chosen=1),
-    "lsq": Search(FORMS, chosen=1),
+    "lsq": Search(LEARNED, chosen=1),
+    "parq": Search(OWN, chosen=1),
     "parq-fixed": Search(FORMS, chosen=1),
     "askew": Search(SKEWED, chosen=1),
     "askew-level-first": Search(OURS, chosen=1),
-    "askew-level-first-dithered": Search(SYMMETRIC, chosen=1),
-    "askew-level-first-rounded": Search(SYMMETRIC, chosen=0),
+    "askew-level-first-rounded": Search(ROUNDED, chosen=1),
 }  # at two bits; four bits take what was found there
 
 
@@ -46,14 +54,13 @@ def rows(widths: Widths, luq: str, askew: str, searched: bool) -> tuple[Row, ...
     """The methods at one width, with the paper's values for two of them."""
     search = SEARCHES if searched else {method: Search((found.winner,)) for method, found in SEARCHES.items()}
     return (
-        Row("luq", widths, PAPER, search["luq"], luq),
+        Row("luq", widths, {**PAPER, "form": "symmetric"}, search["luq"], luq),
         Row("lsq", widths, None, search["lsq"]),
+        Row("parq", widths, None, search["parq"]),
         Row("parq-fixed", widths, None, search["parq-fixed"]),
         Row("askew", widths, {"lr": 0.06, "alpha": 0.5, "form": "paper"}, search["askew"], askew),
-        *(
-            Row(f"askew-level-first{form}", widths, None, search[f"askew-level-first{form}"])
-            for form in ("", "-dithered", "-rounded")
-        ),
+        Row("askew-level-first", widths, None, search["askew-level-first"]),
+        Row("askew-level-first-rounded", widths, None, search["askew-level-first-rounded"]),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,8 @@ def test_a_race_gives_ratios_to_the_first() -> None:
 def test_a_record_and_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(InferBench(tmp_path, rounds=1, only="256x256x2304", batches=(1,)))
     (record,) = load_all(tmp_path, "bench-infer")
+    for package in ("onnx", "onnxruntime"):
+        assert (package in record.environment["versions"]) == (find_spec(package) is not None)
     (case,) = record.extra["cases"]
     assert set(case["timings"]) == {"askew", "torch fp32", "torch bf16"}
     cli.main(["bench", "show", str(tmp_path)])

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,9 +17,12 @@ from askew.bench import machine, shapes, steps, steps_report
 from askew.bench.compare import compared
 from askew.bench.contenders import CONTENDERS, REFERENCE
 from askew.bench.steps import StepBench
+from askew.core import scale_of, uniform
+from askew.optim import fused_native
 from askew.train.record import Record, load_all
 
 CPU = torch.device("cpu")
+native = pytest.mark.skipif(fused_native.library() is None, reason="the native library was not built")
 
 
 def test_the_lists_are_the_networks():
@@ -56,6 +66,29 @@ def test_a_small_run_is_recorded_and_shown(tmp_path, monkeypatch):
     assert len(presentation.figures["steps"][0].axes) == 1
 
 
+def test_records_name_the_versions_of_what_the_contenders_use(tmp_path, monkeypatch):
+    """By their installation, or where there is none by the modules themselves."""
+    monkeypatch.setitem(shapes.CASES, "resnet18", [(4, 3)])
+    monkeypatch.setattr(machine, "stream", lambda device: {"copy": 1e10})
+    monkeypatch.setattr(steps, "CONTENDERS", {REFERENCE: CONTENDERS[REFERENCE]})
+    real = metadata.version
+
+    def version(name: str) -> str:
+        if name == "torchao":
+            return "1.2.3"
+        if name == "triton":
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    config = StepBench(("resnet18",), rounds=2, build=False, out=tmp_path, device="cpu")
+    for module, expected in ((SimpleNamespace(__version__="3.6.0"), "3.6.0"), (None, None)):
+        monkeypatch.setitem(sys.modules, "triton", module)
+        (record,) = steps.run(config)
+        assert record.environment["versions"]["torchao"] == "1.2.3"
+        assert record.environment["versions"].get("triton") == expected
+
+
 def test_a_sample_is_several_steps_of_every_optimizer(tmp_path, monkeypatch):
     """All take as many as the reference needs for 5 ms, on a GPU five at least; the wait comes after the last."""
     waits: list[str] = []
@@ -96,6 +129,75 @@ def test_the_fused_step_needs_no_memory(name):
     p.grad = torch.randn(50, 1000)
     _, facts = steps._prepare(CONTENDERS[name], [p], p.numel(), 2, CPU)
     assert abs(facts["steady_bytes"]) < 0.05 and facts["peak_bytes"] < 0.05
+
+
+FOUR = "ASkew, level-first, 4 bits, scale "
+
+
+@native
+@pytest.mark.parametrize(("name", "frozen"), [(FOUR + "frozen", True), (FOUR + "followed", False)])
+def test_four_bits_under_a_scale_per_channel(name, frozen):
+    """Fused, 16 levels; the scale is one number a channel and stays, or follows the weights."""
+    ps = [nn.Parameter(torch.randn(6, 50)), nn.Parameter(torch.randn(7))]
+    for p in ps:
+        p.grad = torch.randn_like(p)
+    optimizer: Any = CONTENDERS[name](ps)
+    scales = []
+    for _ in range(3):
+        optimizer.step()
+        ((_, p, site),) = optimizer.weights()
+        assert p is ps[0] and site.levels == uniform(4) and site.scale.shape == (6, 1)
+        scales.append(site.scale.clone())
+    assert optimizer.annealing.started(optimizer.clock) == frozen and optimizer._fusion._batches
+    assert torch.equal(scales[0], scales[2]) == frozen
+    assert torch.equal(scales[2], scale_of(ps[0].detach(), uniform(4), "sawb", "channel")) != frozen
+
+
+def test_the_first_step_is_taken_with_empty_caches(tmp_path, monkeypatch):
+    """Folders that are there, empty and the run's own before anything is compiled; the old ones come back after."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", "kept")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setitem(shapes.CASES, "resnet18", [(4, 3)])
+    monkeypatch.setattr(machine, "stream", lambda device: {"copy": 1e10})
+    seen: list[tuple[str | None, ...]] = []
+
+    def watching(params):
+        places = tuple(os.environ.get(name) for name in machine.CACHES)
+        if places != ("kept", None):
+            assert len(set(places)) == 2 and all(p and not Path(p).exists() and Path(p).parent.is_dir() for p in places)
+            Path(str(places[0])).mkdir()
+        seen.append(places)
+        return CONTENDERS[REFERENCE](params)
+
+    monkeypatch.setattr(steps, "CONTENDERS", {REFERENCE: watching})
+    for cold in (True, True, False):
+        config = StepBench(("resnet18",), rounds=2, build=False, out=tmp_path, device="cpu", cold=cold)
+        (record,) = steps.run(config)
+        assert ("First step, cold:" in steps_report.table(record, 1e10).note) == cold == record.config["cold"]
+        assert [os.environ.get(name) for name in machine.CACHES] == ["kept", None]
+    assert seen[2] == ("kept", None) and seen[0] != seen[1]
+    assert not any(Path(str(place)).parent.exists() for places in seen[:2] for place in places)
+
+
+def test_caches_come_back_after_an_error(monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", "kept")
+    with pytest.raises(RuntimeError, match="in between"), machine.cold_caches():
+        raise RuntimeError("in between")
+    assert os.environ["TRITON_CACHE_DIR"] == "kept"
+
+
+def test_old_records_are_shown_as_they_were():
+    """Without the later rows and without a word on caches."""
+    records = load_all(Path(__file__).parents[2] / "results" / "bench-step")
+    assert records
+    for record in records:
+        grid = steps_report.table(record, 1e10)
+        if "cold" not in record.config:
+            assert "cold" not in grid.note
+        assert [row[0] for row in grid.rows] == list(record.summary)
+    drawn = steps_report.present(records).figures["steps"][0]
+    shown = {label.get_text() for axes in drawn.axes for label in axes.get_yticklabels()}
+    assert shown == {name for record in records for name in record.summary}
 
 
 def made_up(case: str, device: str, stream: float, ratio: float) -> Record:

@@ -108,15 +108,6 @@ def test_constraint_and_the_bound_in_level_units(levels):
     assert len(oracle.intervals(levels.values, 0.99 * levels.epsilon_bound)) == len(levels)
 
 
-def test_packed_bits():
-    """What a packed file can hold: at most 16 levels, in 1, 2 or 4 bits."""
-    sets = [binary(), ternary(), uniform(2), uniform(3), uniform(4), uniform(3, "paper"), uniform(2, "paper")]
-    assert [c.packed_bits for c in sets] == [1, 2, 2, 4, 4, 4, 4]
-    for levels, count in ((uniform(4, "paper"), 17), (uniform(5), 32), (uniform(8), 256)):
-        with pytest.raises(ValueError, match=rf"{count} levels do not fit in 4 bits and cannot be packed; use at most"):
-            _ = levels.packed_bits
-
-
 @pytest.mark.parametrize("bits", [0, 9, -3, 2.5, "4", True, None])
 @pytest.mark.parametrize("form", ["int", "symmetric", "paper"])
 def test_bits_outside_1_to_8(bits, form):

@@ -1,11 +1,15 @@
 """PARQ at two to four bits: the groups' own levels under a scale that follows, and its own greedy ones."""
 
+import math
+from itertools import product
+
 import pytest
 import torch
 from method_support import wrap
 
-from askew.core import scale_of, uniform
+from askew.core import oracle, scale_of, uniform
 from askew.methods.parq import Parq
+from askew.methods.parq_maps import least_squares_levels
 from askew.optim import snapped
 
 
@@ -44,8 +48,36 @@ def test_fixed_levels_move_between_latents_and_levels_while_annealing():
     assert 0 < on.float().mean() < 1
 
 
+def sizes_and_greedy(values: list[float], bits: int) -> tuple[list[float], list[float]]:
+    """v_1 .. v_b, each the mean size of what the ones before leave, and the sum of +-v that every value gets."""
+    sizes, rest = [], list(values)
+    for _ in range(bits):
+        sizes.append(math.fsum(map(abs, rest)) / len(rest))
+        rest = [r - math.copysign(sizes[-1], r) for r in rest]
+    return sizes, [v - r for v, r in zip(values, rest, strict=True)]
+
+
 @pytest.mark.parametrize("bits", [2, 3, 4])
 def test_its_own_levels(bits):
+    """All 2^b sums +-v_1 .. +-v_b: the forward weights are the greedy ones, what ships are the nearest."""
     w, opt = run(Parq(), uniform(bits))
+    latent = opt.underlying(w).detach().double().flatten().tolist()
+    sizes, greedy = sizes_and_greedy(latent, bits)
+    sums = sorted(math.fsum(terms) for terms in product(*((-v, v) for v in sizes)))
+    assert len(set(sums)) == 2**bits
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(w.detach().double().flatten(), torch.tensor(greedy, dtype=torch.float64), **close)
+    closest = torch.tensor([oracle.nearest(v, sums) for v in latent], dtype=torch.float64)
     with snapped(opt):
-        assert 2 < w.detach().unique().numel() <= 2**bits
+        torch.testing.assert_close(w.detach().double().flatten(), closest, **close)
+    assert len(closest.unique()) > 2
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_its_own_levels_are_torchaos(bits):
+    quant = pytest.importorskip("torchao.prototype.parq.quant")
+    w, opt = run(Parq(), uniform(bits))
+    latent = opt.underlying(w).detach()
+    forward, levels = quant.LSBQuantizer().quantize(latent, bits)
+    torch.testing.assert_close(w.detach(), forward)
+    torch.testing.assert_close(torch.stack(least_squares_levels(latent, bits)), levels)

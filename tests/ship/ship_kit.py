@@ -48,9 +48,11 @@ def settled(model: M, shape: tuple[int, ...], levels: LevelSet | None = None, sc
     return model.eval()
 
 
-def both(model: nn.Module, levels: LevelSet | None, x: Tensor, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
+def both(
+    model: nn.Module, levels: LevelSet | None, x: Tensor, threads: int = 1, wide: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """(torch's result, the shipped net's)."""
-    net = Net(to_graph(model, levels), threads)
+    net = Net(to_graph(model, levels, wide=wide), threads)
     with torch.no_grad():
         return model(x).numpy(), net(x.numpy())
 

@@ -25,10 +25,12 @@ LEVELS = {
     "sym2": uniform(2, "symmetric"),
     "int3": uniform(3),
     "int4": uniform(4),
+    "int2+1": uniform(2, "paper"),
     "int4+1": uniform(4, "paper"),
     "int8": uniform(8),
     "uneven": LevelSet((-2.0, -0.3, 0.1, 5.0, 5.5)),
 }
+WIDE = ("int2+1", "int4+1")  # one level takes them to twice the bits
 
 
 @pytest.fixture(params=["native", "numpy"])
@@ -82,7 +84,7 @@ def test_float_activations(engine: str, name: str, levels: LevelSet) -> None:
     make, shape = NETS[name]
     model = settled(make(), shape, levels, scale=0.37)
     for batch in (1, 5):
-        assert close(*both(model, levels, torch.randn(batch, *shape)))
+        assert close(*both(model, levels, torch.randn(batch, *shape), wide=levels.name in WIDE))
 
 
 @pytest.mark.parametrize("levels", [LEVELS[k] for k in ("binary", "ternary", "int4")], ids=lambda v: v.name)

@@ -88,6 +88,38 @@ def test_a_weight_off_its_levels_is_named() -> None:
         to_graph(model, askew.binary())
 
 
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("by", ["optimizer", "levels"])
+def test_one_level_too_many_is_named_and_goes_wide_if_told(bits: int, by: str, tmp_path: Path) -> None:
+    """The paper's form: 17 levels would take 8 bits a weight, 5 would take 4."""
+    levels, path = askew.uniform(bits, "paper"), tmp_path / "net.askew"
+    model = settled(nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4)), (40,), levels)
+    how = {"0": askew.binary(), "2": levels} if by == "levels" else levels
+    with torch.no_grad():
+        model[0].weight.sign_()
+        model[0].weight[model[0].weight == 0] = 1.0
+    if by == "optimizer":
+        groups = askew.groups(model, {"0": askew.binary(), "2": levels})
+        how = askew.ASkew(torch.optim.SGD(groups, lr=0.1), total_steps=4)
+    count, wide = 2**bits + 1, 2 * bits
+    message = rf"2\.weight: {count} levels take {wide} bits a weight, twice the {bits} of {count - 1} levels; train .*"
+    with pytest.raises(ShipError, match=message + rf"uniform\({bits}\) .*'symmetric'.* wide=True, .*--wide"):
+        askew.export(model, how, path)
+    assert not path.exists()
+    askew.export(model, how, path, wide=True)
+    net, x = askew.load(path, 1), torch.randn(5, 40)
+    assert [n.weight.bits for n in to_graph(model, how, wide=True).nodes if n.weight] == [1, wide]
+    with torch.no_grad():
+        assert close(model(x).numpy(), net(x.numpy()))
+
+
+def test_more_levels_than_a_byte_holds_are_named() -> None:
+    model = settled(nn.Sequential(nn.Linear(40, 30)), (40,), askew.uniform(8, "paper"))
+    for wide in (False, True):
+        with pytest.raises(ShipError, match=r"0\.weight: 257 levels do not fit in 8 bits"):
+            to_graph(model, askew.uniform(8, "paper"), wide=wide)
+
+
 class Odd(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return gelu(x)

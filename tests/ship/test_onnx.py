@@ -22,8 +22,10 @@ pytest.importorskip("onnxruntime")
 from askew.ship.onnx import save_onnx, session, signed, to_onnx  # noqa: E402
 
 
-def run(model: nn.Module, levels: LevelSet | None, x: torch.Tensor, path: Path) -> tuple[np.ndarray, np.ndarray, int]:
-    size = save_onnx(to_graph(model, levels), path)
+def run(
+    model: nn.Module, levels: LevelSet | None, x: torch.Tensor, path: Path, wide: bool = False
+) -> tuple[np.ndarray, np.ndarray, int]:
+    size = save_onnx(to_graph(model, levels, wide=wide), path)
     with torch.no_grad():
         return model(x).numpy(), session(path).run(None, {"input": x.numpy()})[0], size
 
@@ -47,9 +49,10 @@ def test_every_level_set(tmp_path: Path, levels: LevelSet, kind: str | None) -> 
         nn.Conv2d(3, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(96, 40), nn.Linear(40, 5)
     )
     settled(model, (3, 7, 7), levels, scale=0.3)
-    expected, got, _ = run(model, levels, torch.randn(4, 3, 7, 7), tmp_path / "net.onnx")
+    wide = levels.name == "int4+1"
+    expected, got, _ = run(model, levels, torch.randn(4, 3, 7, 7), tmp_path / "net.onnx", wide)
     assert close(expected, got)
-    weight = next(n.weight for n in to_graph(model, levels).nodes if n.weight)
+    weight = next(n.weight for n in to_graph(model, levels, wide=wide).nodes if n.weight)
     found = signed(weight)
     assert (found[0] if found else None) == kind
 

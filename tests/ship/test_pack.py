@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from askew.core import LevelSet, ternary, uniform
 from askew.ship.graph import Weight
-from askew.ship.pack import WIDTHS, pack, packed_size, unpack, width
+from askew.ship.pack import WIDTHS, one_too_many, pack, packed_size, unpack, width
 
 
 @given(st.sampled_from(WIDTHS).flatmap(lambda b: st.tuples(st.just(b), _codes(b))))
@@ -28,6 +29,28 @@ def _codes(bits: int) -> st.SearchStrategy[np.ndarray]:
 @pytest.mark.parametrize(("levels", "bits"), [(2, 1), (3, 2), (4, 2), (5, 4), (16, 4), (17, 8), (256, 8)])
 def test_width_is_the_smallest_that_fits(levels: int, bits: int) -> None:
     assert width(levels) == bits
+
+
+@pytest.mark.parametrize(
+    ("levels", "expected"),
+    [
+        (uniform(4, "paper"), True),
+        (LevelSet((*range(-3, 13), 40)), True),
+        (uniform(2, "paper"), True),
+        (LevelSet((-1.0, -0.5, 0.0, 0.5, 1.0)), True),
+        (LevelSet((-0.2, -0.1, 0.0, 0.1, 0.2)), True),
+        (LevelSet((-2e-9, -1e-9, 0.0, 2e-9, 3e-9)), False),
+        (ternary(), False),
+        (uniform(3, "paper"), False),
+        (uniform(5, "paper"), False),
+        *((uniform(bits), False) for bits in range(1, 9)),
+    ],
+    ids=lambda v: v.name if isinstance(v, LevelSet) else "",
+)
+def test_one_level_too_many_halves_the_bits_when_it_goes(levels: LevelSet, expected: bool) -> None:
+    assert one_too_many(levels.values) == expected
+    if expected:
+        assert width(len(levels)) == 2 * width(len(levels) - 1)
 
 
 def test_bytes_are_little_endian_in_their_bits() -> None:

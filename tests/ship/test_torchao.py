@@ -29,8 +29,8 @@ def mlp() -> Any:
     return nn.Sequential(nn.Linear(20, 18), nn.BatchNorm1d(18), nn.ReLU(), nn.Linear(18, 10))
 
 
-def shipped(model: nn.Module, how: Any, folder: Path) -> dict[str, Any]:
-    done = askew.export(model, how, folder / "net.askew", torchao=folder / "net.pt")
+def shipped(model: nn.Module, how: Any, folder: Path, wide: bool = False) -> dict[str, Any]:
+    done = askew.export(model, how, folder / "net.askew", torchao=folder / "net.pt", wide=wide)
     assert done.torchao_bytes == (folder / "net.pt").stat().st_size
     return torch.load(folder / "net.pt", weights_only=True)
 
@@ -39,7 +39,7 @@ def shipped(model: nn.Module, how: Any, folder: Path) -> dict[str, Any]:
 def test_the_model_computes_the_same(name: str, tmp_path: Path) -> None:
     levels, dtype = LEVELS[name]
     model = settled(mlp(), (20,), levels, scale=0.037)
-    state = shipped(model, levels, tmp_path)
+    state = shipped(model, levels, tmp_path, wide=name == "paper")
     assert isinstance(state["0.weight"], intx) and state["0.weight"].target_dtype == dtype
     other = mlp().eval()
     other.load_state_dict(state, assign=True)

@@ -63,6 +63,20 @@ def test_other_runs_ship_too(run: tuple[Path, Path], tmp_path: Path, options: di
     assert askew.load(done.path, 1)(torch.randn(2, 3, 32, 32).numpy()).shape == (2, 10)
 
 
+def test_seventeen_levels_ask_for_wide(
+    run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, path = train_images(small_job(run[1], tmp_path / "runs", bits=4, form="paper"))
+    out = tmp_path / "net.askew"
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["export", str(path.parent), str(out)])
+    line = capsys.readouterr().err
+    assert stop.value.code == 2 and line.count("\n") == 1 and not out.exists()
+    assert "17 levels take 8 bits a weight" in line and "--wide" in line
+    cli.main(["export", str(path.parent), str(out), "--wide"])
+    assert askew.load(out, 1)(torch.randn(2, 3, 32, 32).numpy()).shape == (2, 10)
+
+
 def test_a_run_goes_to_torchao(run: tuple[Path, Path], tmp_path: Path) -> None:
     pytest.importorskip("torchao")
     cli.main(["export", str(run[0]), str(tmp_path / "net.askew"), "--torchao", str(tmp_path / "net.pt")])

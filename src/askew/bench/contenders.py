@@ -1,4 +1,4 @@
-"""The optimizers whose steps are compared, each at its best settings, all as 1-bit Adam (or plain Adam)."""
+"""The optimizers whose steps are compared, each at its best settings: Adam, at one bit unless its name says more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import nn
 from torch.optim import Adam
 
-from askew.core import Exponential, LevelFirst, binary
+from askew.core import Exponential, LevelFirst, LevelSet, binary, uniform
 from askew.methods.binaryconnect import BinaryConnect
 from askew.optim import ASkew, MethodOptimizer
 
@@ -24,20 +24,25 @@ class Steps(Protocol):
 RUN = 10**6  # steps of the pretended run, so that annealing is under way and never ends
 PAPER = Exponential(K=0.9999, start=0, period=1)
 OURS = LevelFirst(start=0.0, end=0.9)
+LATER = LevelFirst(start=0.8, end=0.9)  # has not begun in the middle of the run: scales still follow their weights
+BINARY = binary()
+FOUR: dict[str, Any] = {"levels": uniform(4), "scale": "sawb", "per": "channel", "nonfinite": "ignore"}
 
 
-def _groups(params: Params) -> list[dict[str, Any]]:
+def _groups(params: Params, levels: LevelSet = BINARY) -> list[dict[str, Any]]:
     """Weights of two and more dimensions take levels; norms and biases do not."""
     chosen = [p for p in params if p.ndim > 1]
     rest = [p for p in params if p.ndim <= 1]
-    return [{"params": chosen, "levels": binary()}, *([{"params": rest, "levels": None}] if rest else [])]
+    return [{"params": chosen, "levels": levels}, *([{"params": rest, "levels": None}] if rest else [])]
 
 
-def _askew(annealing: Any, adam: dict[str, Any] | None = None, **options: Any) -> Callable[[Params], Steps]:
-    """ASkew around Adam, in the middle of its annealing."""
+def _askew(
+    annealing: Any, adam: dict[str, Any] | None = None, levels: LevelSet = BINARY, **options: Any
+) -> Callable[[Params], Steps]:
+    """ASkew around Adam, in the middle of its run."""
 
     def build(params: Params) -> Steps:
-        optimizer = ASkew(Adam(_groups(params), lr=1e-3, **(adam or {})), annealing, total_steps=RUN, **options)
+        optimizer = ASkew(Adam(_groups(params, levels), lr=1e-3, **(adam or {})), annealing, total_steps=RUN, **options)
         optimizer.steps = RUN // 2
         return optimizer
 
@@ -71,6 +76,8 @@ CONTENDERS: dict[str, Callable[[Params], Steps]] = {
     "ASkew, level-first": _askew(OURS, nonfinite="ignore"),
     "ASkew, paper form": _askew(PAPER, nonfinite="ignore"),
     "ASkew, level-first, gradients checked": _askew(OURS),
+    "ASkew, level-first, 4 bits, scale frozen": _askew(OURS, **FOUR),
+    "ASkew, level-first, 4 bits, scale followed": _askew(LATER, **FOUR),
     "ASkew, level-first, wrapped": _askew(OURS, {"fused": True}, nonfinite="ignore", fused=False),
     "BinaryConnect": _binaryconnect,
     "PARQ, hard": _parq(hard=True),

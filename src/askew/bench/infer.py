@@ -12,7 +12,7 @@ from askew.bench.infer_layers import BOUND_ROUNDS, Case, bound_work, layers
 from askew.bench.infer_nets import NETS, net_case, temporary
 from askew.bench.infer_timing import race
 from askew.ship import kernels
-from askew.train.record import Record, plain, writable_folder
+from askew.train.record import Record, plain, versions, writable_folder
 
 EXPERIMENT = "bench-infer"
 BOUND = "xor+popcount bound"
@@ -45,6 +45,7 @@ def run(config: InferBench, progress: Callable[[str], None] = lambda what: None)
     writable_folder(config.out)
     torch.set_num_threads(config.threads)
     record = Record(EXPERIMENT, f"threads{config.threads}", plain(asdict(config) | {"engine": kernels.isa()}), 0)
+    record.environment["versions"] |= versions("onnx", "onnxruntime")
     rows = []
     for case in layers(config.threads, config.batches):
         if wanted(config, case.name, case.kind):

@@ -5,14 +5,37 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}  # variable -> folder
+
+
+@contextmanager
+def cold_caches() -> Iterator[None]:
+    """Inside, the kernels' caches on disk are empty folders of their own, gone afterwards.
+
+    Triton and torch's compiler look at these variables at every kernel that they compile; what this process has
+    compiled before stays in its memory.
+    """
+    before = {name: os.environ.get(name) for name in CACHES}
+    with tempfile.TemporaryDirectory(prefix="askew-cold-", ignore_cleanup_errors=True) as folder:
+        os.environ.update({name: str(Path(folder) / place) for name, place in CACHES.items()})
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
 
 
 def synchronise(device: torch.device) -> None:

@@ -12,6 +12,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -53,6 +54,8 @@ class StepBench:
     """CPU threads; 0: as torch has it."""
     build: bool = True
     """Also time the build of the native library."""
+    cold: bool = True
+    """Compile every kernel in this run: the caches on disk are empty. --no-cold: take what earlier runs left there."""
     out: Path = Path("results/bench-step")
     """Folder of the records."""
 
@@ -75,14 +78,15 @@ def run(config: StepBench, progress: Callable[[str], None] = lambda what: None) 
         cases = config.cases or tuple(c for c in CASES if c != "one-1b" or device.type == "cuda")
         built = _build_seconds() if config.build else None
         records = []
-        for case in cases:
-            before = machine.stream(device)
-            record = measure(case, config, device, progress)
-            after = machine.stream(device)  # the better of two looks, around the rounds
-            best = {kind: max(value, after[kind]) for kind, value in before.items()}
-            record.extra |= {"stream": best, "build_seconds": built}
-            record.save(config.out)
-            records.append(record)
+        with machine.cold_caches() if config.cold else nullcontext():
+            for case in cases:
+                before = machine.stream(device)
+                record = measure(case, config, device, progress)
+                after = machine.stream(device)  # the better of two looks, around the rounds
+                best = {kind: max(value, after[kind]) for kind, value in before.items()}
+                record.extra |= {"stream": best, "build_seconds": built}
+                record.save(config.out)
+                records.append(record)
         return records
     finally:
         torch.set_num_threads(threads)

@@ -20,6 +20,8 @@ Facts = Mapping[str, Mapping[str, Any]]  # an optimizer's numbers by its name
 def figure(machines: Mapping[str, Mapping[str, Facts]]) -> Figure:
     """Bars of the ratios with their quartiles, on a log axis; a row of panels a case, a column a machine."""
     shown = [case for case in CASES if any(case in own for own in machines.values())]
+    ran = {name for own in machines.values() for facts in own.values() for name in facts}
+    places = {name: i for i, name in enumerate(name for name in CONTENDERS if name in ran)}
     drawn = Figure(figsize=(4.0 + 3.2 * len(machines), 0.8 + 2.3 * len(shown)), layout="constrained")
     panels = drawn.subplots(len(shown), len(machines), squeeze=False, sharey=True, sharex="col")
     for column, (machine, own) in enumerate(machines.items()):
@@ -28,17 +30,17 @@ def figure(machines: Mapping[str, Mapping[str, Facts]]) -> Figure:
             if case not in own:
                 axes.set_visible(False)
                 continue
-            _bars(axes, own[case])
+            _bars(axes, own[case], places)
             axes.set_title(f"{TITLES[case]} · {machine}")
             if case == present[-1]:
                 axes.set_xlabel(f"time of a step / {REFERENCE}")
                 axes.tick_params(labelbottom=True)
-    panels[0, 0].set_ylim(len(CONTENDERS) - 0.4, -0.6)
+    panels[0, 0].set_ylim(len(places) - 0.4, -0.6)
     return drawn
 
 
-def _bars(axes: Axes, facts: Facts) -> None:
-    places = {name: i for i, name in enumerate(CONTENDERS)}
+def _bars(axes: Axes, facts: Facts, places: Mapping[str, int]) -> None:
+    """One bar an optimizer, at its place on the axis that all panels share."""
     known = {name: fact for name, fact in facts.items() if fact and name in places}
     own, other = look("askew-level-first").colour, look("full-precision").colour
     for name, fact in known.items():

@@ -21,6 +21,10 @@ LEAD = (
     "of all copies and updates in place (of 256 MiB) seen on the same machine; a cache or a longer run over memory can "
     "go above it. Extra bytes are those beyond weight, gradient and two moments."
 )
+COLD = (
+    " First step, cold: the kernels' caches on disk were empty when the run began, so each kernel is compiled by the "
+    "first optimizer of the run that needs it."
+)
 OURS = "ASkew, level-first"
 SHORT = (OURS, "ASkew, paper form", "BinaryConnect", "PARQ, hard", "PARQ")  # columns of the short table
 
@@ -82,7 +86,9 @@ def table(record: Record, fastest: float) -> Grid:
         title=f"{machine_of(record)}: {TITLES[about['case']]}, {about['parameters'] / 1e6:.4g}M parameters in "
         + _count(about["tensors"], "tensor"),
         note=f"{machine_of(record)}; medians of {about['rounds']} rounds of {_count(about['steps'], 'step')}; "
-        f"bandwidth {fastest / 1e9:.0f} GB/s" + (f"; the native library was built in {built:.1f} s." if built else "."),
+        f"bandwidth {fastest / 1e9:.0f} GB/s"
+        + (f"; the native library was built in {built:.1f} s." if built else ".")
+        + (COLD if about.get("cold") else ""),
     )
 
 

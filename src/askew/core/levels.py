@@ -59,18 +59,8 @@ class LevelSet:
 
     @property
     def bits(self) -> int:
-        """Bits that one stored index takes: ceil(log2 K); 17 levels take 5."""
+        """Bits that one stored index takes: ceil(log2 K); 17 levels take 5 (8 in a file: ship/pack.py)."""
         return max(1, math.ceil(math.log2(len(self.values))))
-
-    @property
-    def packed_bits(self) -> int:
-        """Bits of a packed weight: 1, 2 or 4, for at most 16 levels; a ValueError for more."""
-        if len(self.values) > 16:
-            raise ValueError(
-                f"level set {self.name!r}: {len(self.values)} levels do not fit in 4 bits and cannot be packed; use at "
-                "most 16, such as uniform(4)"
-            )
-        return next(b for b in (1, 2, 4) if b >= self.bits)
 
     @property
     def epsilon_bound(self) -> float:
@@ -112,7 +102,7 @@ def uniform(bits: int, form: Literal["int", "symmetric", "paper"] = "int") -> Le
 
     int        the 2^b integers -2^(b-1) .. 2^(b-1)-1 of a signed b-bit number: what ships (INT4: -8..7)
     symmetric  2^b levels -(2^b-1)/2 .. (2^b-1)/2, no zero (2 bits: -1.5, -.5, .5, 1.5)
-    paper      2^b+1 integers -2^(b-1) .. 2^(b-1); 17 levels at 4 bits cannot be packed in 4 bits
+    paper      2^b+1 integers -2^(b-1) .. 2^(b-1); 17 levels at 4 bits do not fit in 4 bits, nor 5 at 2 bits in 2
     """
     if isinstance(bits, bool) or not isinstance(bits, int) or not 1 <= bits <= 8:
         raise ValueError(f"uniform levels: bits must be a whole number from 1 to 8, got {bits!r}")

@@ -23,6 +23,7 @@ from askew.ship.file import save
 from askew.ship.fold import fold
 from askew.ship.graph import Graph, Node, ShipError, Weight
 from askew.ship.onnx import save_onnx
+from askew.ship.pack import one_too_many, width
 from askew.ship.torchao import Find, save_torchao
 from askew.ship.trace import trace
 
@@ -54,6 +55,7 @@ def export(
     about: Mapping[str, Any] | None = None,
     onnx: str | Path | None = None,
     torchao: str | Path | None = None,
+    wide: bool = False,
 ) -> Exported:
     """Write the model with its weights on their levels, as it computes in evaluation mode.
 
@@ -64,18 +66,20 @@ def export(
     about                more to keep in the file's metadata: plain values; `askew predict` looks for mean, std, classes
     onnx                 write an ONNX file of the same net too (needs the package onnx)
     torchao              write the model's state dict too, Linear weights as torchao tensors (needs the package torchao)
+    wide                 store levels that need twice the bits because of one of them: 17 in 8 bits, 5 equally spaced
+                         ones in 4; an error without it
 
     Re-estimate BatchNorm on the snapped weights first. Raises ShipError (a ValueError) naming a module that is not
-    supported or a weight that is not on its levels.
+    supported, a weight that is not on its levels or one with a level too many.
     """
-    graph = to_graph(model, optimizer_or_levels, input_shape, record)
+    graph = to_graph(model, optimizer_or_levels, input_shape, record, wide)
     graph = replace(graph, metadata={**graph.metadata, **(about or {})})
     path = Path(path)
     size = save(graph, path)
     onnx_size = None if onnx is None else save_onnx(graph, Path(onnx))
     torchao_size = None
     if torchao is not None:
-        with on_levels(model, optimizer_or_levels) as (_, find):
+        with on_levels(model, optimizer_or_levels, wide) as (_, find):
             torchao_size = save_torchao(model, find, Path(torchao))
     return Exported(path, size, float_bytes(model), onnx_size, torchao_size)
 
@@ -85,10 +89,11 @@ def to_graph(
     optimizer_or_levels: MethodOptimizer | Levels | None,
     input_shape: Sequence[int | None] | None = None,
     record: str | None = None,
+    wide: bool = False,
 ) -> Graph:
     """The folded graph that `export` writes."""
     shape = None if input_shape is None else tuple(input_shape)
-    with on_levels(model, optimizer_or_levels) as (placed, find):
+    with on_levels(model, optimizer_or_levels, wide) as (placed, find):
         traced = trace(model, find, shape)
     ranks(traced)  # before anything is folded away
     channels(traced)
@@ -96,7 +101,9 @@ def to_graph(
 
 
 @contextmanager
-def on_levels(model: nn.Module, optimizer_or_levels: MethodOptimizer | Levels | None) -> Iterator[tuple[Placed, Find]]:
+def on_levels(
+    model: nn.Module, optimizer_or_levels: MethodOptimizer | Levels | None, wide: bool = False
+) -> Iterator[tuple[Placed, Find]]:
     """The weights on their levels inside the block: which they are, and what finds a weight's codes and scale."""
     if isinstance(optimizer_or_levels, MethodOptimizer):
         optimizer = optimizer_or_levels
@@ -104,13 +111,13 @@ def on_levels(model: nn.Module, optimizer_or_levels: MethodOptimizer | Levels | 
         # before snapping: while a scale follows its weight, the snapped weight would give another one
         placed: Placed = {} if plain else {id(p): (s.levels, s.scale) for _, p, s in optimizer.weights()}
         with torch.no_grad(), snapped(optimizer):
-            yield placed, _finder(placed, exact=True)
+            yield placed, _finder(placed, exact=True, wide=wide)
     else:
         placed = {}
         for group in groups(model, optimizer_or_levels) if optimizer_or_levels is not None else []:
             placed |= {id(p): (group["levels"], None) for _, p in group["params"] if group["levels"] is not None}
         with torch.no_grad():
-            yield placed, _finder(placed, exact=False)
+            yield placed, _finder(placed, exact=False, wide=wide)
 
 
 def float_bytes(model: nn.Module) -> int:
@@ -118,12 +125,13 @@ def float_bytes(model: nn.Module) -> int:
     return sum(4 * t.numel() for t in model.state_dict().values() if t.is_floating_point())
 
 
-def _finder(placed: Placed, exact: bool) -> Find:
+def _finder(placed: Placed, exact: bool, wide: bool) -> Find:
     def find(name: str, p: Tensor) -> tuple[Weight, np.ndarray]:
         w = p.detach().cpu().float()
         if id(p) not in placed:
             return Weight.of_floats(w.numpy()), np.ones(1, np.float32)
         levels, scale = placed[id(p)]
+        _check_width(name, levels, wide)
         s = (torch.ones(()) if scale is None else scale.detach().cpu().float()) if exact else _infer(name, w, levels)
         s = s.reshape(-1, *[1] * (w.ndim - 1)) if s.numel() > 1 else s.reshape(())
         codes = index(w / s, levels)
@@ -133,6 +141,20 @@ def _finder(placed: Placed, exact: bool) -> Find:
         return Weight.of_codes(codes.numpy().astype(np.uint8), levels.values), s.reshape(-1).numpy()
 
     return find
+
+
+def _check_width(name: str, levels: LevelSet, wide: bool) -> None:
+    """A ShipError for more levels than a byte tells apart and, unless wide, for one that doubles the bits."""
+    count = len(levels)
+    if count > 256:
+        raise ShipError(f"{name}: {count} levels do not fit in 8 bits; train this layer on 256 or fewer")
+    if one_too_many(levels.values) and not wide:
+        bits, half, fewer = width(count), width(count - 1), count - 1
+        raise ShipError(
+            f"{name}: {count} levels take {bits} bits a weight, twice the {half} of {fewer} levels; train this layer "
+            f"on {fewer} levels, uniform({half}) in the form 'int' or 'symmetric', or store {bits} bits a weight all "
+            "the same: wide=True, on the command line --wide"
+        )
 
 
 def _own_levels(name: str, w: Tensor) -> tuple[Weight, np.ndarray]:

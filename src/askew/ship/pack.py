@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 WIDTHS = (1, 2, 4, 8)
@@ -13,6 +15,16 @@ def width(levels: int) -> int:
         if levels <= 1 << bits:
             return bits
     raise ValueError(f"{levels} levels do not fit in a code of 8 bits")
+
+
+def one_too_many(levels: Sequence[float]) -> bool:
+    """True where the last level doubles the bits: 17 levels (8 bits, not 4), and 5 equally spaced ones (4, not 2).
+
+    The latter are the paper's form of 2 bits. Five levels of another spacing have no width in their name and simply
+    take 4 bits, ternary takes 2.
+    """
+    even = np.allclose(np.diff(levels), levels[1] - levels[0], atol=0)
+    return len(levels) == 17 or (len(levels) == 5 and even)
 
 
 def packed_size(count: int, bits: int) -> int:

@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 import tempfile
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -120,16 +121,20 @@ def writable_folder(folder: Path) -> Path:
 
 def environment() -> dict[str, Any]:
     """Versions, hardware and git commit of this process."""
-    packages = ("askew", "torch", "numpy", "scipy", "scikit-learn", "torchao")
     return {
         "python": platform.python_version(),
-        "versions": {name: v for name in packages if (v := _version(name))},
+        "versions": versions("askew", "torch", "triton", "numpy", "scipy", "scikit-learn", "torchao"),
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "commit": git_commit(),
     }
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Those of the packages that are installed, or imported from a folder that is none of pip's."""
+    return {name: version for name in packages if (version := _version(name))}
 
 
 def git_commit() -> str | None:
@@ -155,7 +160,7 @@ def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return None
+        return getattr(sys.modules.get(package), "__version__", None)
 
 
 def _cpu() -> str:

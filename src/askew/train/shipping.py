@@ -40,6 +40,8 @@ class Export:
     """Write the model's state dict too, its Linear weights as torchao tensors (needs the package torchao)."""
     images: int = 20000
     """Training images for BatchNorm."""
+    wide: bool = False
+    """Store 17 levels in 8 bits a weight (5 in 4), twice the bits of one level less; an error without it."""
 
 
 def export_run(config: Export) -> Exported:
@@ -57,7 +59,7 @@ def export_run(config: Export) -> Exported:
     about: dict[str, Any] = {"run": record.config.get("train_set"), "accuracy": record.summary.get("accuracy")}
     if config.data is not None:
         about |= prepare(job, model, optimizer, config.images)
-    more: dict[str, Any] = {"onnx": config.onnx, "torchao": config.torchao}
+    more: dict[str, Any] = {"onnx": config.onnx, "torchao": config.torchao, "wide": config.wide}
     return export(model.eval(), optimizer, config.out, record=record.name, about=about, **more)
 
 

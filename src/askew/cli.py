@@ -27,8 +27,8 @@ from askew.report.readme import replace_block
 from askew.ship.predict import Predict, predict
 from askew.ship.predict import show as predictions
 from askew.train import run_page
-from askew.train.distributed import launched_first
-from askew.train.grid import GridError
+from askew.train.distributed import launched, launched_first
+from askew.train.grid import GridError, completed, record_file
 from askew.train.images import ImageTraining, train_images
 from askew.train.recipes import DATASETS
 from askew.train.record import Record, load_all
@@ -104,11 +104,24 @@ def train(config: ImageTraining, console: Console) -> None:
     if not launched_first():
         train_images(config)
         return
+    done = completed(config)
+    if done is not None:
+        if launched():
+            train_images(config)  # the other processes wait for this one; nothing is left to train
+        told = f"complete already, a run of {done.started[:16].replace('T', ' ')} UTC; remove its folder to train anew"
+        console.print(f"{config.name}: {told}", soft_wrap=True, highlight=False, markup=False)
+        conclude(config, done, record_file(config), console)
+        return
     with Bars(console) as bars:
         bars.add(config.method)
         record, path = train_images(config, lambda status: bars.show(config.method, status))
         bars.finish(config.method, f"accuracy {record.summary['accuracy']:.2f}%")
-    console.print(tables.diagnosis(record).rich())
+    conclude(config, record, path, console)
+
+
+def conclude(config: ImageTraining, record: Record, path: Path, console: Console) -> None:
+    """What a run has come to."""
+    console.print(tables.diagnosis(record).fitted(console.width))
     console.print(
         f"\n{record.config['train_set']}: {record.summary['accuracy']:.2f}% on {scored_on(config)}, "
         f"{'' if config.method == 'full-precision' else 'weights on their levels, '}BatchNorm re-estimated.\n"
@@ -187,8 +200,8 @@ def runs_of(folder: Path, console: Console) -> None:
     records = run_page.trained(folder)
     if not records:
         raise ValueError(_unknown(folder))
-    for piece in run_page.overview(records).pieces(console.width):
-        console.print(piece.rich())
+    for grid in run_page.overviews(records):
+        console.print(grid.fitted(console.width))
     page = folder / "index.html"
     write_text(page, run_page.render(records))
     console.print(f"\nPage: {page.resolve().as_uri()}", soft_wrap=True, highlight=False)

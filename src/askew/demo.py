@@ -128,9 +128,9 @@ def present(runs: Sequence[Run], folder: Path, console: Console) -> Path:
 def show(runs: Sequence[Run], console: Console) -> None:
     """The results and ASkew's diagnosis, in the terminal."""
     console.print()
-    console.print(tables.overview(runs, COLUMNS, note=note(runs)).rich())
+    console.print(tables.overview(runs, COLUMNS, note=note(runs)).fitted(console.width))
     console.print()
-    console.print(tables.diagnosis(by_method(runs)[ASKEW][0]).rich())
+    console.print(tables.diagnosis(by_method(runs)[ASKEW][0]).fitted(console.width))
     console.print()
     console.print(verdict(runs), highlight=False)
 

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from askew.report.live import Bars, GridBars, Status, describe
+from askew.report.live import Bars, GridBars, Lines, Status, describe
 
 
 def console() -> Console:
@@ -77,3 +77,53 @@ def test_bars_of_a_grid_leave_out_what_all_names_share_and_on_a_narrow_terminal_
     with GridBars(console()) as bars:
         bars("cifar-w1-askew-paper-seed0", Status(1, 10, 1, 5))
         assert bars._progress.tasks[1].description == "cifar-w1-askew-paper-seed0"  # alone: its whole name
+
+
+def test_a_file_gets_a_line_an_epoch_as_the_run_goes() -> None:
+    out = io.StringIO()
+    with Bars(Console(file=out, width=80)) as bars:
+        bars.add("askew")
+        for step in range(1, 5):
+            bars.show("askew", Status(step, 6, 1 + (step - 1) // 2, 3, loss=1.0 / step))
+        bars.show("askew", Status(4, 6, 2, 3, loss=0.2, accuracy=50.0))  # after the look at the epoch's end
+        assert [line.split(" · ")[:2] for line in out.getvalue().splitlines()] == [
+            ["ASkew, as in the paper: epoch 1/3", "loss 0.500"]
+        ]
+        bars.show("askew", Status(5, 6, 3, 3, loss=0.2, accuracy=50.0))
+        assert "epoch 2/3 · loss 0.200 · accuracy 50.0%" in out.getvalue()
+        bars.finish("askew", "accuracy 51.00%")
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 3 and "epoch 3/3" in lines[-1] and "done: accuracy 51.00%" in lines[-1]
+
+
+def test_a_long_epoch_is_not_silent_and_a_terminal_gets_no_lines() -> None:
+    clock = [0.0]
+    for terminal in (False, True):
+        out = io.StringIO()
+        lines = Lines(Console(file=out, width=80, force_terminal=terminal), lambda: clock[0])
+        for step in range(1, 11):
+            clock[0] += 10
+            lines.show("run", Status(step, 100, 1, 3))
+        assert out.getvalue().count("epoch 1/3") == (0 if terminal else 3)
+
+
+def test_a_grid_in_a_file_tells_of_the_runs_that_end() -> None:
+    out = io.StringIO()
+    with GridBars(Console(file=out, width=80)) as bars:
+        bars("a", Status(0, 1, 0, 5))
+        bars("b", Status(1, 1, 5, 5, accuracy=80.0))  # finished before
+        for step in range(1, 11):
+            bars("a", Status(step, 10, (step + 1) // 2, 5))
+        bars("a", Status(10, 10, 5, 5, accuracy=81.0))
+    (line,) = out.getvalue().splitlines()
+    assert line.startswith("a: ") and "2 of 2 runs done" in line
+
+
+def test_a_terminal_gets_bars_and_no_lines() -> None:
+    out = io.StringIO()
+    with Bars(Console(file=out, width=160, force_terminal=True)) as bars:
+        bars.add("askew")
+        for step in range(1, 5):
+            bars.show("askew", Status(step, 4, step, 4, loss=0.5))
+        bars.finish("askew", "accuracy 51.00%")
+    assert "━" in out.getvalue() and "accuracy 51.00%" in out.getvalue() and " s\n" not in out.getvalue()

@@ -129,3 +129,23 @@ def test_a_table_too_wide_for_the_terminal_comes_in_pieces() -> None:
         assert all(cell in shown for cell in piece.rows[0][1:])
         assert "a method" in shown
     assert grid.pieces(500) == [grid]
+
+
+def test_a_diagnosis_of_large_layers_fits_80_columns() -> None:
+    """Every column is there, in pieces if need be."""
+    run = three_methods()[-1]
+    looked = run.metrics["diagnosis"]["value"][-1]
+    looked["layers"] = [looked["layers"][0] | {"name": "stages.0.0.shortcut.conv.weight", "size": 1_179_648}]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(diagnosis(run).fitted(console.width))
+    text = console.file.getvalue()
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert all(word in text for word in ("1,179,648", "50.00%", "75.00%", "0.1250", "0.9000", "1.5e-03", "residual"))
+
+
+def test_a_table_that_just_fits_is_not_cut() -> None:
+    grid = Grid(("layer", "a", "b"), (("x" * 10, "1" * 5, "2" * 5),))
+    console = Console(file=io.StringIO(), width=1 + 10 + 2 + 5 + 2 + 5)
+    assert len(grid.pieces(console.width)) == 1 and len(grid.pieces(console.width - 1)) == 2
+    console.print(grid.fitted(console.width))
+    assert "2" * 5 in console.file.getvalue() and "1" * 5 in console.file.getvalue()

@@ -1,13 +1,21 @@
 """Checkpoints: whole or not at all, the run's own or refused."""
 
 import errno
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
 from torch import nn
 
 import askew
+from askew.atomic import replacing
 from askew.train import checkpoint
 from askew.train.checkpoint import CheckpointError, Position
 from askew.train.record import Record
@@ -51,20 +59,100 @@ def test_a_run_cut_in_two_equals_the_whole_one(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk fills up within torch's zip writer, which makes a RuntimeError of it."""
     model, made = parts()
     path = tmp_path / "last.pt"
     checkpoint.save(path, model, made, Position(0, 1), Record("x", "m", {}, 0), CONFIG)
     before = path.read_bytes()
 
-    def full(payload, stream) -> None:
-        stream.write(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
+    class Full:
+        def __init__(self, stream: BinaryIO) -> None:
+            self.stream, self.room = stream, 3000
 
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match=r"No space left.*the one before it is untouched"):
+        def write(self, data: bytes) -> int:
+            self.room -= len(data)
+            if self.room < 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return self.stream.write(data)
+
+        def flush(self) -> None:
+            self.stream.flush()
+
+    @contextmanager
+    def filling(path: Path) -> Iterator[Full]:
+        with replacing(path) as stream:
+            yield Full(stream)
+
+    monkeypatch.setattr(checkpoint, "replacing", filling)
+    with pytest.raises(
+        OSError, match=r"last\.pt could not be .*\(No space left on device\): the one before it is untouch"
+    ):
         checkpoint.save(path, model, made, Position(0, 2), Record("x", "m", {}, 0), CONFIG)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of the file size")
+def test_a_write_that_the_system_refuses(tmp_path: Path) -> None:
+    import resource
+
+    model, made = parts()
+    path = tmp_path / "last.pt"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"could not be written \(File too large\): it was the first"):
+            checkpoint.save(path, model, made, Position(0, 1), Record("x", "m", {}, 0), CONFIG)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
+
+
+FULL_DISK = """
+    import sys
+    from pathlib import Path
+    import torch
+    from askew.train.checkpoint import write_file
+    path = Path(sys.argv[1]) / "last.pt"
+    write_file(path, {"x": torch.zeros(10)})
+    before = path.read_bytes()
+    try:
+        write_file(path, {"x": torch.zeros(100_000)})
+    except OSError as error:
+        print(error)
+    assert path.read_bytes() == before and [p.name for p in path.parent.iterdir()] == ["last.pt"]
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mounts a small file system")
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    """A file system of 64 KiB, seen by one process only."""
+    inside = 'mount -t tmpfs -o size=64k tmpfs "$1" && shift && exec "$@"'
+    line = ["unshare", "-rm", "sh", "-c", inside, "sh", str(tmp_path)]
+    if shutil.which("unshare") is None or subprocess.run([*line, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    script = [sys.executable, "-c", textwrap.dedent(FULL_DISK), str(tmp_path)]
+    done = subprocess.run([*line, *script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "could not be written (No space left on device): the one before it is untouched" in done.stdout
+
+
+def test_an_error_that_is_not_the_disks_stays_what_it_is(tmp_path: Path) -> None:
+    assert checkpoint.refusal(RuntimeError("something else")) is None
+    assert checkpoint.refusal(RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos\nx")) is not None
+
+
+def test_settings_that_do_not_change_the_weights_may_differ(tmp_path: Path) -> None:
+    """Other scoring and other steps of the same rule; the optimizer keeps its own way of computing them."""
+    model, made = parts()
+    path, config = tmp_path / "last.pt", CONFIG | {"static": True, "score_every": 5}
+    made["optimizer"].param_groups[0] |= {"foreach": True, "lr": torch.tensor(0.05)}
+    checkpoint.save(path, model, made, Position(1, 0), Record("x", "m", config, 0), config)
+    other, again = parts(seed=3)
+    position, record = checkpoint.load(path, other, again, CONFIG | {"static": False, "score_every": 1})
+    group = again["optimizer"].param_groups[0]
+    assert position == Position(1, 0) and record.config == CONFIG | {"static": False, "score_every": 1}
+    assert group["foreach"] is None and isinstance(group["lr"], float) and group["lr"] == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("cut", [0, 10, 1000])
@@ -74,7 +162,8 @@ def test_a_truncated_file_is_named(tmp_path: Path, cut: int) -> None:
     checkpoint.save(path, model, made, Position(0, 1), Record("x", "m", {}, 0), CONFIG)
     path.write_bytes(path.read_bytes()[:cut])
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    with pytest.raises(CheckpointError, match=r"last\.pt cannot be read"):
+    said = r"last\.pt cannot be read: it is empty" if cut == 0 else r"last\.pt cannot be read: damaged"
+    with pytest.raises(CheckpointError, match=said):
         checkpoint.load(path, model, made, CONFIG)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 

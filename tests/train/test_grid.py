@@ -20,7 +20,7 @@ from image_kit import faulty, pictures, small_job, timeless
 
 from askew.report.live import Status
 from askew.train import grid_local, images, source
-from askew.train.grid import GridError, finished, record_file, run_grid
+from askew.train.grid import GridError, completed, finished, record_file, run_grid
 from askew.train.grid_job import Failure, Throttled
 from askew.train.grid_local import Local, local_devices
 from askew.train.image_config import TableRow
@@ -244,3 +244,23 @@ def test_runs_share_a_gpu(data: Path, tmp_path: Path) -> None:
     records = run_grid(jobs, per_device=2)
     assert [record.seed for record in records] == [0, 1, 2]
     assert all(r.config["device"] == "cuda" and r.summary["distance_max"] == 0 for r in records)
+
+
+def test_a_data_folder_that_is_not_there_is_said_once_before_any_run(tmp_path: Path) -> None:
+    jobs = [small_job(tmp_path / "nope", tmp_path / "runs", seed=seed) for seed in range(3)]
+    with pytest.raises(FileNotFoundError, match=r"nope: no such folder; give the data set's with --data"):
+        run_grid(jobs, devices=["cpu"])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_with_another_file_of_the_same_name_is_not_complete(tmp_path: Path) -> None:
+    data = pictures(tmp_path / "pictures")
+    makers = [small_job(data, tmp_path / f"teacher{i}", method="full-precision", epochs=1, seed=i) for i in (0, 1)]
+    for maker in makers:
+        train_images(maker)
+    job, other = (
+        small_job(data, tmp_path / "run", epochs=1, teacher=maker.out / maker.name / "last.pt") for maker in makers
+    )
+    assert completed(job) is None
+    record, _ = train_images(job)
+    assert completed(job) == record and completed(other) is None

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from image_kit import command_line, pictures, small_job
 from PIL import Image
 
 from askew import cli
@@ -99,3 +101,48 @@ def test_mistakes_are_named(config: ImageTraining, tmp_path: Path, capsys: pytes
     with pytest.raises(SystemExit):
         cli.main(["train", "--data", str(tmp_path / "nowhere"), "cifar10", "--device", "cpu", "--out", str(tmp_path)])
     assert "nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batch": 61}, "batch 61 is larger than the 60 training images"),
+        ({"batch": 20, "holdout": 45}, "batch 20 is larger than the 15 training images"),
+        ({"images": 1}, "1 training image: BatchNorm needs 2 or more"),
+        ({"holdout": 59}, "1 training image: BatchNorm needs 2 or more"),
+        ({"batch": 1}, "batch 1: the last BatchNorm"),
+    ],
+)
+def test_too_few_images_are_an_error(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        train_images(small_job(pictures(tmp_path / "data"), tmp_path / "runs", **settings))
+
+
+def test_a_run_that_is_complete_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = small_job(pictures(tmp_path / "data"), tmp_path / "runs", epochs=2)
+    cli.main(command_line(job))
+    first = capsys.readouterr().out
+    assert "epoch 1/2" in first and "complete already" not in first
+    written = (job.out / job.name / "last.pt").stat().st_mtime_ns
+    cli.main(command_line(replace(job, score_every=2)))
+    again = capsys.readouterr().out
+    assert f"{job.name}: complete already, a run of 20" in again and "epoch 1/2" not in again
+    assert first[first.index("Record: ") :] == again[again.index("Record: ") :]
+    assert (job.out / job.name / "last.pt").stat().st_mtime_ns == written
+
+
+def test_a_run_goes_on_with_other_scorings_and_steps(tmp_path: Path) -> None:
+    """What does not change the weights may change on the way; the weights are those of the run left alone."""
+    data = pictures(tmp_path / "data")
+    job = small_job(data, tmp_path / "cut")
+
+    def stop(status: Status) -> None:
+        if status.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_images(job, stop)
+    resumed, _ = train_images(replace(job, score_every=3, static=True))
+    whole, _ = train_images(replace(job, out=tmp_path / "whole"))
+    assert resumed.config["score_every"] == 3 and resumed.config["static"] is True
+    assert resumed.metrics["epoch_loss"]["value"] == pytest.approx(whole.metrics["epoch_loss"]["value"], rel=1e-4)

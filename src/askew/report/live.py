@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from types import TracebackType
@@ -13,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from askew.report.style import look
 
+QUIET_SECONDS = 30.0  # how long a run without a terminal may say nothing while an epoch goes on
 NARROW = 110  # columns of a terminal below which the numbers are abbreviated
 
 
@@ -57,13 +59,51 @@ def _progress(console: Console, short: bool) -> Progress:
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
         TextColumn("{task.fields[numbers]}"),
         console=console,
+        disable=not console.is_terminal,  # a file would get the bars once, at the end: Lines tells as it goes
     )
 
 
+class Lines:
+    """Progress where no bar can be drawn (a file, a pipe): a line when an epoch has ended, or after a long silence.
+
+    What is said last of an epoch has its loss and score; it is known to be the last when the next epoch begins.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._begun = self._spoke = clock()
+        self._last: dict[str, Status] = {}
+
+    def show(self, label: str, status: Status, every_epoch: bool = True) -> None:
+        """Where the run of that label stands."""
+        before = self._last.get(label)
+        self._last[label] = status
+        if every_epoch and before is not None and before.epoch < status.epoch:
+            self.say(label, describe(before))
+        elif self._clock() - self._spoke >= QUIET_SECONDS:
+            self.say(label, describe(status))
+
+    def end(self, label: str, numbers: str) -> None:
+        """The run of that label is over."""
+        last = self._last.pop(label, None)
+        self.say(label, numbers if last is None else f"{describe(last)}, done: {numbers}")
+
+    def say(self, label: str, words: str) -> None:
+        if self._console.is_terminal:
+            return
+        self._spoke = self._clock()
+        told = f"{label}: {words} · {self._spoke - self._begun:.0f} s"
+        self._console.print(told, markup=False, highlight=False, soft_wrap=True)
+
+
 class Bars:
-    """Live bars on a console, one a method; several runs of it (seeds), in a row or at the same time, share it."""
+    """Live bars on a console, one a method; several runs of it (seeds), in a row or at the same time, share it.
+
+    Without a terminal there are lines in their place.
+    """
 
     def __init__(self, console: Console) -> None:
+        self._lines = Lines(console)
         self._short = console.width < NARROW
         self._progress = _progress(console, self._short)
         self._tasks: dict[str, TaskID] = {}
@@ -99,22 +139,31 @@ class Bars:
             before = done - 1 / status.total_steps  # a resumed run: what was done earlier says nothing about the speed
             self._progress.reset(task, completed=before)  # pyright: ignore[reportArgumentType]
         self._progress.update(task, completed=done, numbers=describe(status, self._short))
+        alone = self._progress.tasks[task].total == 1  # of many short runs each one's end will do
+        self._lines.show(_run_label(method, run), status, every_epoch=alone)
 
     def finish(self, method: str, numbers: str) -> None:
         """One run is over, with these numbers to show; the next one continues the bar."""
         self._done[method] += 1
+        for run in self._parts[method] or {"": 0.0}:
+            self._lines.end(_run_label(method, run), numbers)
         self._parts[method].clear()
         self._progress.update(self._tasks[method], completed=self._done[method], numbers=escape(numbers))
+
+
+def _run_label(method: str, run: str) -> str:
+    return f"{look(method).label}{', ' if run else ''}{run}"
 
 
 class GridBars:
     """Live bars of a grid: one for all its runs, and one for each run that is under way. Call it with (name, status).
 
     A run counts from the first word about it on, step 0 while it waits; what was done by then (a resumed or a finished
-    run) says nothing about the speed.
+    run) says nothing about the speed. Without a terminal there is a line when a run ends, and one after a long silence.
     """
 
     def __init__(self, console: Console) -> None:
+        self._lines = Lines(console)
         self._short = console.width < NARROW
         self._progress = _progress(console, self._short)
         self._all = self._progress.add_task("all runs", total=None, start=False, numbers="", colour="bold")
@@ -133,12 +182,17 @@ class GridBars:
     def __call__(self, name: str, status: Status) -> None:
         """Where a run stands."""
         new = name not in self._parts
+        ended = not new and self._parts[name] < 1 <= status.step / status.total_steps
         self._parts[name] = part = status.step / status.total_steps
         done = sum(self._parts.values())
         if new:
             self._progress.reset(self._all, total=len(self._parts), completed=done)  # pyright: ignore[reportArgumentType]
         over = sum(value >= 1 for value in self._parts.values())
         self._progress.update(self._all, completed=done, numbers=f"{over} of {len(self._parts)} runs done")
+        if ended:
+            self._lines.end(name, f"{over} of {len(self._parts)} runs done")
+        elif 0 < part < 1:
+            self._lines.show(name, status, every_epoch=False)
         if part >= 1 and name in self._tasks:
             self._progress.remove_task(self._tasks.pop(name))
         elif 0 < part < 1:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
@@ -49,12 +49,18 @@ def render(title: str, lead: str, sections: Sequence[Section], runs: Sequence[Ru
         sections=[_drawn(section, place) for place, section in enumerate(sections)],
         settings=settings(runs),
         facts=facts(runs),
-        colours={method: style.colour for method, style in LOOKS.items()},
+        colours={method: look(method).colour for method in (*LOOKS, *by_method(runs))},
     )
 
 
 def comparison(title: str, lead: str, runs: Sequence[Run], columns: Sequence[Column], note: str = "") -> str:
     """The standard page of a comparison of methods: table, curves, weight histograms, diagnosis, how it was made."""
+    return render(title, lead, compared(runs, columns, note), runs)
+
+
+def compared(runs: Sequence[Run], columns: Sequence[Column], note: str = "", of: str = "") -> list[Section]:
+    """The sections of a comparison; the first column is the accuracy. of: what to add to the titles, if anything."""
+    accuracy = columns[0].head.removesuffix(" (%)")
     sections = [
         Section(
             "Results",
@@ -68,7 +74,7 @@ def comparison(title: str, lead: str, runs: Sequence[Run], columns: Sequence[Col
             pictures=(
                 Picture(figures.curves(runs, Curve("epoch_loss", "training loss (nats)", log=True)), "Training loss."),
                 Picture(
-                    figures.curves(runs, Curve("accuracy", "test accuracy, snapped (%)", high=100)),
+                    figures.curves(runs, Curve("accuracy", f"{accuracy}, snapped (%)", high=100)),
                     "Accuracy with every weight on its level (full precision: as it is).",
                 ),
             ),
@@ -76,7 +82,7 @@ def comparison(title: str, lead: str, runs: Sequence[Run], columns: Sequence[Col
         *_histogram_section(runs),
         *_diagnosis_section(runs),
     ]
-    return render(title, lead, sections, runs)
+    return [replace(section, title=f"{section.title}{of}") for section in sections]
 
 
 def _histogram_section(runs: Sequence[Run]) -> list[Section]:
@@ -84,9 +90,10 @@ def _histogram_section(runs: Sequence[Run]) -> list[Section]:
     if not groups:
         return []
     text = (
-        "The weights that the optimizer moves, all layers and seeds together; the end bins hold what lies beyond them. "
-        "BinaryConnect computes with the signs of those shown."
+        "The weights that the optimizer moves, all layers and seeds together; the end bins hold what lies beyond them."
     )
+    if any(method.startswith("binaryconnect") for method in groups):
+        text += " BinaryConnect computes with the levels nearest to those shown."
     drawn = tuple(Picture(figures.weight_histograms(own), look(m).label) for m, own in groups.items())
     return [Section("Weights over time", text, pictures=drawn)]
 
@@ -99,7 +106,7 @@ def _diagnosis_section(runs: Sequence[Run]) -> list[Section]:
     middle = (len(run.metrics["diagnosis"]["step"]) - 1) // 2
     text = (
         "What the optimizer says of its own constraint in the first ASkew run, midway and at the end. Distances are in "
-        "level units; flips are weights that changed sides since the epoch before. The KKT residual is the largest "
+        "level units; flips are weights that changed sides since the look before. The KKT residual is the largest "
         "violation of the optimality conditions, measured on the last batch; it is 0 once every weight is on its level."
     )
     grids = tuple(tables.diagnosis(run, at) for at in unique([middle, len(run.metrics["diagnosis"]["step"]) - 1]))

@@ -82,13 +82,25 @@ RC: dict[Any, Any] = {
 
 
 def look(method: str) -> Look:
-    """A method's look, also under a name that ends in its width (-1bit, -w2a4); an unknown one's is grey."""
+    """A method's look, also under a name that ends in its width (-1bit, -w2a4); an unknown one's is grey.
+
+    METHOD|3|WORDS is the third of several kinds of runs of a method: its words follow the label, its line is its own.
+    """
+    if method.count("|") >= 2:
+        named, number, words = method.split("|", 2)
+        kind = look(named)
+        return Look(f"{kind.label}, {words}", kind.colour, _dashes(int(number), kind.line), kind.marker)
     base, _, width = method.rpartition("-")
     bits = WIDTH.fullmatch(width)
     if method not in LOOKS and base in LOOKS and bits:
         named = LOOKS[base]
         return Look(f"{named.label}{_words(*bits.groups())}", named.colour, named.line, named.marker)
     return LOOKS.get(method) or Look(method, OTHER.colour, OTHER.line, OTHER.marker)
+
+
+def _dashes(number: int, first: Any) -> Any:
+    """The line of a method's kind of runs: the method's own for the first one, then longer and longer dashes."""
+    return first if number == 1 else (0, (number, 1.2, 1, 1.2))
 
 
 def _words(bits: str | None, weights: str | None, activations: str | None) -> str:

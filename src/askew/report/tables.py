@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -45,12 +46,13 @@ class Grid:
         words = range(self.text_columns)
         spaces = [2 + min(self._longest(i), max(16, self._word(i))) for i in words]
         parts: list[list[int]] = [[]]
-        left = width - sum(spaces)
+        whole = width + 1 - sum(spaces)  # two columns have two spaces between them, and there is one at the left
+        left = whole
         for i in range(self.text_columns, len(self.heads)):
             need = 2 + self._number_width(i)
             if need > left and parts[-1]:
                 parts.append([])
-                left = width - sum(spaces)
+                left = whole
             parts[-1].append(i)
             left -= need
         made = [
@@ -105,6 +107,10 @@ class Grid:
             first = Text("" if again else row[0], style=look(key).colour if key else "")
             out.add_row(first, *(Text(cell) for cell in row[1:]))
         return out
+
+    def fitted(self, width: int) -> Group:
+        """For a terminal of that width, in pieces if need be."""
+        return Group(*(piece.rich() for piece in self.pieces(width)))
 
     def markdown(self) -> str:
         """For a README; the note follows as a paragraph."""

@@ -16,9 +16,11 @@ import torch
 from torch import nn
 
 from askew.atomic import replacing
+from askew.train.config import MACHINE, WATCHED
 from askew.train.record import Record, plain
 
 FORMAT = 1
+OF_THE_MACHINE = ("fused", "capturable", "foreach")  # options of a torch optimizer that change how, not what it does
 
 
 class Stateful(Protocol):
@@ -61,11 +63,15 @@ def save(
 
 
 def load(path: Path, model: nn.Module, parts: Mapping[str, Stateful], config: Any) -> tuple[Position, Record]:
-    """Put the saved state back; nothing changes unless the file is whole and belongs to this run's config."""
+    """Put the saved state back; nothing changes unless the file is whole and belongs to this run's config.
+
+    Settings that follow the machine or change only what is written of a run may differ; the record takes the new ones.
+    """
     payload = read_file(path)
     saved = json.loads(payload["config"])
     here = json.loads(json.dumps(plain(config)))
-    different = sorted(k for k in saved.keys() | here.keys() if saved.get(k) != here.get(k))
+    free = MACHINE | WATCHED
+    different = sorted(k for k in saved.keys() | here.keys() if k not in free and saved.get(k) != here.get(k))
     if different:
         shown = ", ".join(f"{k}: {saved.get(k)!r} there, {here.get(k)!r} here" for k in different[:4])
         raise CheckpointError(f"checkpoint {path} belongs to another run ({shown}); choose another folder or remove it")
@@ -74,9 +80,24 @@ def load(path: Path, model: nn.Module, parts: Mapping[str, Stateful], config: An
         raise CheckpointError(f"checkpoint {path} has no {', '.join(missing)}")
     model.load_state_dict(payload["model"])
     for name, part in parts.items():
-        part.load_state_dict(payload["parts"][name])
+        part.load_state_dict(for_this_machine(payload["parts"][name], part))
     restore_random_state(payload["random"], next(model.parameters()).device)
-    return Position(*payload["position"]), Record(**json.loads(payload["record"]))
+    record = Record(**json.loads(payload["record"]))
+    record.config |= {k: v for k, v in here.items() if k in free and k in record.config}
+    return Position(*payload["position"]), record
+
+
+def for_this_machine(saved: dict[str, Any], part: Any) -> dict[str, Any]:
+    """An optimizer's saved state with the options of `part` that say how a step is computed, and its lr as a number."""
+    groups, live = saved.get("param_groups"), getattr(part, "param_groups", None)
+    if groups is None or live is None or len(groups) != len(live):
+        return saved  # no optimizer's, or one that load_state_dict will refuse
+    own = [{k: here[k] for k in OF_THE_MACHINE if k in here} for here in live]
+    made = [
+        group | options | {"lr": float(group["lr"])} if "lr" in group else group | options
+        for group, options in zip(groups, own, strict=True)
+    ]
+    return saved | {"param_groups": made}
 
 
 def epochs_done(path: Path) -> int:
@@ -101,20 +122,39 @@ def origin(path: Path) -> Origin | None:
 
 
 def write_file(path: Path, payload: Mapping[str, Any]) -> None:
-    """torch.save, atomically."""
+    """torch.save, atomically; OSError in one line if the disk does not take it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with replacing(path) as stream:
             torch.save(dict(payload), stream)
-    except OSError as error:
-        reason = error.strerror or error
+    except (OSError, RuntimeError) as error:
+        reason = refusal(error)
+        if reason is None:
+            raise
         before = "the one before it is untouched and the run can go on from it" if path.exists() else "it was the first"
         message = f"checkpoint {path} could not be written ({reason}): {before}; make room and start again"
         raise OSError(message) from error
 
 
+def refusal(error: BaseException) -> str | None:
+    """Why the disk did not take a file, None if it was not the disk.
+
+    torch's zip writer answers a write that fails with a RuntimeError of its own, the OSError in its context.
+    """
+    chain, seen = [error], error
+    while (seen := seen.__cause__ or seen.__context__) is not None and seen not in chain:
+        chain.append(seen)
+    found = next((e for e in chain if isinstance(e, OSError)), None)
+    if found is not None:
+        return found.strerror or str(found)
+    zipped = next((str(e) for e in chain if "inline_container" in str(e)), None)
+    return zipped and zipped.splitlines()[0]
+
+
 def read_file(path: Path) -> dict[str, Any]:
     """The payload of a whole checkpoint of our format, on the CPU."""
+    if path.exists() and path.stat().st_size == 0:
+        raise CheckpointError(f"checkpoint {path} cannot be read: it is empty; remove it to start anew")
     try:
         payload = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from askew.report.live import Status
+from askew.train.checkpoint import epochs_done
+from askew.train.config import MACHINE as MACHINE
+from askew.train.config import WATCHED as WATCHED
 from askew.train.grid_job import Failure, OnJob, Train
 from askew.train.grid_local import Local, local_devices
 from askew.train.grid_ray import RayCluster
-from askew.train.images import ImageTraining, record_folder, titles, train_images
+from askew.train.images import ImageTraining, digests, record_folder, titles, train_images
 from askew.train.record import Record, load
 
 EngineName = Literal["local", "ray"]
-MACHINE = {"device", "bf16", "static"}  # settings that follow the machine: a record made on another one will do
-WATCHED = {"histogram_epochs", "score_every", "log_every", "brief"}  # .. that change only what is written of a run
 
 
 class GridError(RuntimeError):
@@ -80,6 +81,8 @@ def run_grid(
         for job, record in zip(placed, results, strict=True):
             tell(job.name, _known(job, record))
         todo = [i for i, record in enumerate(results) if record is None]
+        if engine == "local":
+            check_data([placed[i] for i in todo])
         for i, found in zip(todo, team.run([placed[i] for i in todo], tell, train) if todo else [], strict=True):
             results[i] = found
     failures = {job.name: found for job, found in zip(placed, results, strict=True) if isinstance(found, Failure)}
@@ -106,6 +109,13 @@ def check_folders(jobs: Sequence[ImageTraining]) -> None:
             raise ValueError(f"several runs of the grid share a place: {', '.join(twice[:3])}; give them other folders")
 
 
+def check_data(jobs: Sequence[ImageTraining]) -> None:
+    """FileNotFoundError, once and before any run, for a data folder that is not there."""
+    missing = next((job.data for job in jobs if not job.data.exists()), None)
+    if missing is not None:
+        raise FileNotFoundError(f"{missing}: no such folder; give the data set's with --data")
+
+
 def record_file(job: ImageTraining) -> Path:
     """Where the job's record lies once it is complete."""
     return record_folder(job) / f"{Record(*titles(job), {}, job.seed, environment={}).name}.json"
@@ -124,6 +134,15 @@ def finished(job: ImageTraining) -> Record | None:
         shown = ", ".join(f"{name}: {there[name]!r} there, {here[name]!r} here" for name in different[:4])
         raise ValueError(f"record {path} was made with other settings ({shown}); choose another folder or remove it")
     return record
+
+
+def completed(job: ImageTraining) -> Record | None:
+    """The record of a job that ended here, its last net beside it; None if there is something left to do."""
+    if epochs_done(job.out / job.name / "last.pt") < job.epochs:
+        return None
+    record = finished(job)
+    same = record is not None and all(record.config.get(name) == value for name, value in digests(job).items())
+    return record if same else None  # with another teacher of the same name: the checkpoint will say so
 
 
 def _known(job: ImageTraining, record: Record | Failure | None) -> Status:

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from askew.report.live import Status
+from askew.train.device import check_present, device_named
 from askew.train.grid_job import Failure, OnJob, Train, attempt
 from askew.train.image_config import ImageTraining
 from askew.train.record import Record, load
@@ -54,10 +55,11 @@ def local_devices(asked: set[str]) -> list[str]:
     if len(asked) > 1:
         raise ValueError(f"jobs ask for different devices ({', '.join(sorted(asked))}): say which with devices=")
     device = next(iter(asked), "auto")
+    check_present(device_named(device))
     if device not in ("auto", "cuda"):
         return [device]
     gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    return gpus or (["cpu"] if device == "auto" else ["cuda:0"])
+    return gpus or ["cpu"]
 
 
 def _one_after_another(jobs: Sequence[ImageTraining], on_status: OnJob, train: Train) -> list[Path | Failure]:

@@ -15,6 +15,7 @@ from askew.models.resnet import Stem
 from askew.nn.straight_through import SignGradient
 from askew.train import low_bit
 from askew.train.config import Schedule, TrainConfig
+from askew.train.device import device_named
 from askew.train.distributed import launched
 from askew.train.low_bit import Form
 from askew.train.recipes import DATASETS, OTHER, RECIPES, SHAPES, USERS, WIDTH, By, DataDefaults, Dataset, Recipe
@@ -147,10 +148,14 @@ class ImageTraining:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be 1 or more, got {value}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must lie in 0..2^32-1, got {self.seed}")
         if self.teacher_share is not None and not (self.teacher and 0 < self.teacher_share <= 1):
             raise ValueError(f"teacher_share, above 0 and up to 1, needs a teacher: got {self.teacher_share!r}")
         self._check_unused()
         self._check_options()
+        if self.min_lr is not None and self.min_lr > self.recipe.lr:
+            raise ValueError(f"min_lr {self.min_lr} lies above lr {self.recipe.lr}: a cosine falls from lr to min_lr")
         self.settings()
 
     def _check_unused(self) -> None:
@@ -260,9 +265,7 @@ class ImageTraining:
 
     @property
     def where(self) -> torch.device:
-        if self.device != "auto":
-            return torch.device(self.device)
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return device_named(self.device)
 
     def describe(self) -> dict[str, Any]:
         """Plain values that decide the outcome (not where the files lie)."""

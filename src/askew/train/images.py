@@ -18,9 +18,11 @@ from askew.methods.registry import method
 from askew.models.registry import model as model_named
 from askew.optim import ASkew, MethodOptimizer, groups
 from askew.train import low_bit
+from askew.train.device import check_present
 from askew.train.distributed import World, joined
 from askew.train.image_config import ImageTraining as ImageTraining
 from askew.train.initial import digest, start_from
+from askew.train.lock import sole_use
 from askew.train.loop import Keeper, OnStatus, fit
 from askew.train.recipes import WIDTH
 from askew.train.record import Record, writable_folder
@@ -135,6 +137,12 @@ def build_optimizer(config: ImageTraining, net: nn.Module, total_steps: int) -> 
     return MethodOptimizer(base, made, scale=low_bit.scale(config, made), per=per, total_steps=total_steps)
 
 
+def digests(config: ImageTraining) -> dict[str, str]:
+    """Which files a run starts from and learns from, whatever their names."""
+    named = {"init_digest": config.init, "teacher_digest": config.teacher}
+    return {name: digest(path) for name, path in named.items() if path is not None}
+
+
 def titles(config: ImageTraining) -> tuple[str, str]:
     """(experiment, method) as the run's record has them."""
     if config.row is not None:
@@ -155,17 +163,39 @@ def train_images(
     Under torchrun every process runs its part (see distributed.py) and returns the same; the first one writes.
     shelf: where a process that does several runs keeps the data set from one to the next.
     """
+    check_present(config.where)
     with joined(config.where) as world:
         return _train(config, on_status, world, shelf or Shelf())
 
 
+def check_batch(config: ImageTraining, images: int) -> None:
+    """ValueError for a training set of no batch, and for one smaller than the batch that was asked for."""
+    if images < 2:
+        raise ValueError(f"{images} training image: BatchNorm needs 2 or more; give more --images or less --holdout")
+    if config.batch == 1 and config.defaults.model == "vgg-small":
+        raise ValueError("batch 1: the last BatchNorm of VGG-small needs 2 images or more a step")
+    if config.batch is not None and config.batch > images:
+        raise ValueError(f"batch {config.batch} is larger than the {images} training images: give a smaller --batch")
+
+
 def _train(config: ImageTraining, on_status: OnStatus | None, world: World, shelf: Shelf) -> tuple[Record, Path]:
+    """The run in its folder, which the first process keeps for it alone."""
     folder, records = config.out / config.name, record_folder(config)
-    if world.first:
-        for place in {folder, records}:
-            writable_folder(place)
+    if not world.first:
+        return _train_in(folder, records, config, on_status, world, shelf)
+    for place in {folder, records}:
+        writable_folder(place)
+    with sole_use(folder):
+        return _train_in(folder, records, config, on_status, world, shelf)
+
+
+def _train_in(
+    folder: Path, records: Path, config: ImageTraining, on_status: OnStatus | None, world: World, shelf: Shelf
+) -> tuple[Record, Path]:
+    """Data, net, optimizer, loop; checkpoints go to `folder`, the record to `records`."""
     settings, device = config.settings(), config.where
     train, test, classes, train_set = load_sources(config, device, world, shelf)
+    check_batch(config, train.images)
     net = build_model(config, classes)
     started = None if config.init is None else start_from(net, config.init, spread_weights=config.bits == 1)
     net = net.to(device, memory_format=torch.channels_last)  # pyright: ignore
@@ -177,8 +207,7 @@ def _train(config: ImageTraining, on_status: OnStatus | None, world: World, shel
         "train_images": train.images,
         "test_images": test.images,
     }
-    named = {"init_digest": config.init, "teacher_digest": config.teacher}
-    described |= {name: digest(path) for name, path in named.items() if path is not None}
+    described |= digests(config)
     record = Record(*titles(config), described, config.seed)
     record.environment["processes"] = world.size
     if started is not None:

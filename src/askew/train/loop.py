@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from askew.atomic import remove_leftovers
 from askew.methods.base import FullPrecision
 from askew.optim import ASkew, MethodOptimizer, diagnose, snapped
 from askew.optim.look import Diagnosis
@@ -60,8 +61,7 @@ class Keeper:
     def sweep(self) -> None:
         """Remove what a killed process left of a file it was writing."""
         for path in (self.last, self.best):
-            for left in self.folder.glob(f".{path.name}.*"):
-                left.unlink(missing_ok=True)
+            remove_leftovers(path)
 
 
 def fit(

@@ -63,6 +63,10 @@ class Record:
         return path
 
 
+class NotARecordError(ValueError):
+    """A JSON file of something else."""
+
+
 def load(path: Path) -> Record:
     """Read one record; an error names the file and what is wrong with it."""
     try:
@@ -70,7 +74,7 @@ def load(path: Path) -> Record:
     except (OSError, ValueError) as error:
         raise ValueError(f"record {path}: cannot be read ({error})") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ValueError(f"record {path}: not a run record of format {FORMAT}")
+        raise NotARecordError(f"record {path}: not a run record of format {FORMAT}")
     return Record(**data)
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from askew.core import scale_of, uniform
+from askew.core.scale import SAWB_COEFFICIENTS, clip_from
 from askew.nn.sawb import limits, nonzero_moments, pooled, signed_scale, tally, unsigned_scale
 
 
@@ -81,7 +82,7 @@ def test_zeros_change_nothing_and_no_scale_exceeds_the_largest(values: list[floa
 
 def test_moments_by_hand_and_of_nothing() -> None:
     assert nonzero_moments(torch.tensor([0.0, 3.0, -1.0, 0.0])).tolist() == [2.0, 5.0, 3.0]
-    assert nonzero_moments(torch.zeros(4)).tolist() == [0.0, 0.0, 0.0]
+    assert nonzero_moments(torch.zeros(4)).tolist() == nonzero_moments(torch.zeros(0)).tolist() == [0.0, 0.0, 0.0]
     for scale in (signed_scale, unsigned_scale):
         s = scale(nonzero_moments(torch.zeros(4)), 4)
         assert s > 0 and not (torch.zeros(4) / s).any()
@@ -97,12 +98,18 @@ def test_limits() -> None:
     assert [limits(b, False) for b in (1, 2, 4, 8)] == [(0, 1), (0, 3), (0, 15), (0, 255)]
 
 
-def test_the_floor_is_rows_clip_of_a_gaussian() -> None:
-    """Far from zero the clip is mean + k sd, with k SAWB's clip of a standard Gaussian at that many bits."""
-    moment = torch.tensor([10.0, 101.0, 100.0], dtype=torch.float64)  # mean 10, sd 1
-    k = 11.86 - 11.68 * math.sqrt(2 / math.pi)
-    clip = float(unsigned_scale(moment, 4)) * 15
-    assert clip >= 10 + k - 1e-9
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_the_floor_is_rows_clip_of_a_gaussian(bits: int) -> None:
+    """Away from zero the clip is mean + k sd, with k SAWB's clip of a standard Gaussian at that many bits."""
+    moment = torch.tensor([2.0, 5.0, 100.0], dtype=torch.float64)  # mean 2, sd 1
+    c1, c2 = SAWB_COEFFICIENTS[bits]
+    floor = 2 + c1 - c2 * math.sqrt(2 / math.pi)
+    formula = float(clip_from(moment, bits + 1))
+    assert 2 < formula < floor  # SAWB's own clip, too small here, and no fall back to the largest entry
+    top = 2**bits - 1
+    assert float(unsigned_scale(moment, bits)) * top == pytest.approx(floor, rel=1e-12)
+    moment[2] = 3.0
+    assert float(unsigned_scale(moment, bits)) * top == pytest.approx(3.0, rel=1e-12)
 
 
 def test_parts_of_a_batch_add_up() -> None:

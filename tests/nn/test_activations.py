@@ -85,6 +85,43 @@ def test_signed_by_what_arrives():
     assert (fixed(batch(1)) >= 0).all() and not fixed.is_signed
 
 
+@pytest.mark.parametrize("momentum", [None, 0.1, 1.0])
+def test_statistics_start_anew_where_a_layer_turns_signed(momentum):
+    """A layer that saw ReLU batches first ends with the statistics of one that saw the signed batches only."""
+    layer, fresh = QuantizedActivation(4, momentum=momentum), QuantizedActivation(4, momentum=momentum)
+    for k in range(5):
+        layer(batch(k, signed=False))
+    assert layer.num_batches_tracked == 5 and not layer.is_signed
+    restored = QuantizedActivation(4, momentum=momentum)
+    restored.load_state_dict(layer.state_dict())
+    scales = []
+    for k in range(5, 10):
+        scales.append(float(signed_scale(nonzero_moments(batch(k)), 4)))
+        outputs = [each(batch(k)) for each in (layer, restored, fresh)]
+        assert torch.equal(outputs[0], outputs[2]) and torch.equal(outputs[1], outputs[2])
+    for each in (layer, restored):
+        assert all(torch.equal(v, fresh.state_dict()[key]) for key, v in each.state_dict().items())
+    layer(batch(5, signed=False))
+    assert layer.num_batches_tracked == 6  # it turns once
+    if momentum is None:
+        assert float(fresh.scale) == pytest.approx(sum(scales) / 5, rel=1e-5)
+
+
+@pytest.mark.parametrize("signed", [None, False, True])
+@pytest.mark.parametrize("seen", [0, 2])
+def test_an_empty_batch_passes_and_leaves_no_trace(signed, seen):
+    layer = QuantizedActivation(4, signed)
+    for k in range(seen):
+        layer(batch(k))
+    state = copy.deepcopy(layer.state_dict())
+    x = torch.zeros(0, 3, 5, 5, dtype=torch.float64, requires_grad=True)
+    out = layer(x)
+    assert out.shape == x.shape and out.dtype == x.dtype
+    out.sum().backward()
+    assert x.grad is not None and x.grad.shape == x.shape
+    assert all(torch.equal(state[k], v) for k, v in layer.state_dict().items())
+
+
 def test_statistics_travel_through_a_file():
     """A deployed net reproduces the evaluation of the trained one, bit for bit."""
     torch.manual_seed(0)
@@ -204,3 +241,15 @@ def test_shared_scales_are_those_of_the_whole_batch(monkeypatch):
     assert not part.shared and part.is_signed
     torch.testing.assert_close(out, whole(x)[:8])
     torch.testing.assert_close(part.scale, whole.scale)
+
+
+def test_an_empty_part_joins_the_others(monkeypatch):
+    """A process without images measures what the others have, and is there when they gather."""
+    x = batch(0, 8, 5)
+    monkeypatch.setattr(activations, "gathered", lambda t, group: torch.stack([t, tally(x)]))
+    monkeypatch.setattr(activations, "_everyone", lambda: None)
+    part, whole = QuantizedActivation(4), QuantizedActivation(4)
+    whole(x)
+    with shared_scales(nn.Sequential(part)):
+        assert part(x[:0]).shape == (0, 5)
+    assert all(torch.equal(v, whole.state_dict()[key]) for key, v in part.state_dict().items())

@@ -70,8 +70,74 @@ def test_after_activation_modules():
     assert model[:5](images()).unique().numel() <= 16
 
 
+@pytest.mark.parametrize("kind", [nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d])
+def test_layers_called_by_keyword(kind):
+    """self.a(input=x) computes what self.a(x) does, statistics included."""
+
+    class Keyword(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = kind(3, 4) if kind is nn.Linear else kind(3, 4, 1)
+
+        def forward(self, x: torch.Tensor, by_keyword: bool) -> torch.Tensor:
+            return self.a(input=x) if by_keyword else self.a(x)
+
+    shape = {nn.Linear: (8, 3), nn.Conv1d: (8, 3, 5)}.get(kind, (8, 3, 5, 5))
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    model = quantize_activations(Keyword(), 4)
+    twin = copy.deepcopy(model)
+    for _ in range(2):
+        assert torch.equal(model(x, True), twin(x, False))
+        assert all(torch.equal(a, b) for a, b in zip(model.buffers(), twin.buffers(), strict=True))
+        model.eval(), twin.eval()
+    assert model.a.input_quantizer.num_batches_tracked == 1  # pyright: ignore
+
+
+def test_keywords_of_ones_own_layers():
+    class Named(nn.Linear):
+        def forward(self, signal: torch.Tensor, gain: float = 1.0) -> torch.Tensor:  # pyright: ignore
+            return gain * super().forward(signal)
+
+    class Loose(nn.Linear):
+        def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:  # pyright: ignore
+            return super().forward(*args, *kwargs.values())
+
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    named, loose = (quantize_activations(nn.ModuleList([kind(3, 3)]), 4)[0] for kind in (Named, Loose))
+    assert torch.equal(named(gain=2.0, signal=x), named(x, gain=2.0))
+    assert named.input_quantizer.num_batches_tracked == 2
+    loose(x)
+    message = r"Loose\(in_features=3, .*cannot tell its input among the keywords value; give it by place"
+    with pytest.raises(TypeError, match=message):
+        loose(value=x)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'signal'"):
+        named()
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_inserted_quantisers_compile_without_breaks(by_keyword):
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 5), nn.Linear(5, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.a(x).relu()
+            return self.b(input=y) if by_keyword else self.b(y)
+
+    torch.manual_seed(0)
+    model = quantize_activations(Net(), 4)
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
+    for _ in range(3):
+        x = torch.randn(7, 6)
+        assert torch.equal(model(x), compiled(x))
+    for a, b in zip(model.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_one_bit_replaces_the_activations():
-    model = quantize_activations(net(), 1, gradient="clip")
+    model = quantize_activations(net(), 1, gradient="clip", norm=False)
     assert isinstance(model[2], Sign) and isinstance(model[4], Sign) and model[2].gradient == "clip"
     vgg = quantize_activations(VGGSmall(width=4, image=8, pool_first=True), 1)
     assert sum(isinstance(m, Sign) for m in vgg.modules()) == 6 and not any(

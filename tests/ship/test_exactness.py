@@ -16,6 +16,7 @@ from askew.models.vgg_small import VGGSmall
 from askew.nn import Sign, quantize_activations, quantized_relu
 from askew.ship import kernels
 from askew.ship.export import to_graph
+from askew.ship.graph import ShipError
 from askew.ship.runtime import Net
 
 LEVELS = {
@@ -119,6 +120,45 @@ def test_signs_everywhere(engine: str, pool_first: bool, width: int) -> None:
         assert close(*both(model, binary(), torch.randn(batch, 3, 8, 8)))
 
 
+def test_signs_by_one_call_with_their_own_batchnorm(engine: str) -> None:
+    """quantize_activations at one bit: the norms it puts before the signs are folded into thresholds."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 9, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(9, 12, 3),
+        nn.MaxPool2d(2),
+        nn.GELU(),
+        nn.Flatten(),
+        nn.Linear(108, 20),
+        nn.ReLU(),
+        nn.Linear(20, 5),
+    )
+    settled(quantize_activations(model, 1), (3, 8, 8))
+    ops = [n.op for n in to_graph(model, binary()).nodes]
+    assert "affine" not in ops and ops.count("threshold") == 2 and ops.count("sign") == 1
+    for batch in (1, 4):
+        assert close(*both(model, binary(), torch.randn(batch, 3, 8, 8)))
+
+
+class Keyword(nn.Module):
+    """Layers, norm and activations called by keyword."""
+
+    def __init__(self, norm: bool) -> None:
+        super().__init__()
+        self.a, self.act, self.b = nn.Linear(37, 20), nn.ReLU(), nn.Linear(20, 5)
+        self.norm = nn.BatchNorm1d(20) if norm else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(input=self.act(input=self.norm(input=self.a(input=x))))
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("bits", [None, 4, 1])
+def test_modules_called_by_keyword(engine: str, bits: int | None, norm: bool) -> None:
+    model = Keyword(norm) if bits is None else quantize_activations(Keyword(norm), bits)
+    assert close(*both(settled(model, (37,)), binary(), torch.randn(3, 37)))
+
+
 def test_signs_with_negative_slopes_and_scales(engine: str) -> None:
     model = nn.Sequential(
         Sign(),
@@ -169,6 +209,49 @@ def test_signs_of_embeddings(engine: str) -> None:
     model = nn.Sequential(nn.Embedding(9, 6), Sign(), nn.Linear(6, 10), Sign(), nn.Flatten(), nn.Linear(40, 3)).eval()
     on_levels(model, binary(), 0.5)
     assert close(*both(model, binary(), torch.randint(9, (5, 4))))
+
+
+def test_signs_of_embeddings_by_one_call(engine: str) -> None:
+    """A norm over features at places goes into its linear layer; behind anything else it is an error by name."""
+    torch.manual_seed(0)
+    layers = [nn.Embedding(9, 6), nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 10), nn.ReLU(), nn.Flatten()]
+    model = quantize_activations(nn.Sequential(*layers, nn.Linear(40, 3)), 1)
+    on_levels(model, binary(), 0.5)
+    for _ in range(3):
+        model(torch.randint(9, (16, 4)))
+    assert close(*both(model.eval(), binary(), torch.randint(9, (5, 4))))
+    sums = quantize_activations(nn.Sequential(nn.Embedding(9, 6), Doubled(), nn.ReLU()), 1).eval()
+    with pytest.raises(ShipError, match=r"'2\.norm' \(affine\): cannot take a value of 3 dimensions"):
+        to_graph(sums, None)
+
+
+class Forked(nn.Module):
+    """A linear layer that an activation and a sum look at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.act = nn.Linear(6, 5), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return self.act(y) + y
+
+
+def test_a_norm_stays_out_of_a_layer_with_other_users(engine: str) -> None:
+    model = settled(quantize_activations(Forked(), 1), (6,))
+    assert close(*both(model, binary(), torch.randn(5, 6)))
+
+
+class Doubled(nn.Module):
+    """A sum behind a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return y + y
 
 
 class Reused(nn.Module):

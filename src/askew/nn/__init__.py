@@ -3,8 +3,10 @@
 from askew.nn.activations import QuantizedActivation, Sign, quantized_relu, shared_scales
 from askew.nn.gradients import QuantizedGradient, logarithmic
 from askew.nn.insert import quantize_activations, quantize_gradients
+from askew.nn.norms import NormWarning
 
 __all__ = [
+    "NormWarning",
     "QuantizedActivation",
     "QuantizedGradient",
     "Sign",

@@ -24,12 +24,13 @@ class QuantizedActivation(nn.Module):
 
     bits      2 to 8 (1 to 8 if unsigned); one bit of either sign is `Sign`
     signed    False: 0 .. 2^b-1, for what follows a ReLU. True: -2^(b-1) .. 2^(b-1)-1. None: unsigned until a
-              negative number arrives in training, then signed for good
+              negative number arrives in training, then signed for good, with running statistics begun anew
     momentum  weight of a new batch in `scale` (the plain mean over the first 1/momentum batches); None: the plain mean
               over all batches since `reset_running_stats`, as in torch's BatchNorm
 
     Buffers: scale, is_signed, num_batches_tracked. No branch looks at a tensor, so the module can be compiled and
-    captured in a CUDA graph. `shared`: measure over the batch's parts in all processes (see `shared_scales`).
+    captured in a CUDA graph. An empty batch passes and leaves no trace. `shared`: measure over the batch's parts in
+    all processes (see `shared_scales`).
     """
 
     scale: Tensor
@@ -52,7 +53,8 @@ class QuantizedActivation(nn.Module):
         self.num_batches_tracked.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
-        scale = self._measure(x) if self.training else self.scale
+        measured = self.training and (self.shared or x.numel() > 0)  # an empty part still joins the other processes
+        scale = self._measure(x) if measured else self.scale
         low, high = self._limits()
         return round_to(x, scale, low, high)
 
@@ -67,7 +69,9 @@ class QuantizedActivation(nn.Module):
         counted = pooled(gathered(tally(x), _everyone())) if self.shared else tally(x)
         moment = moments(counted)
         if self.signed is None:
-            self.is_signed.logical_or_(counted[3] > 0)
+            turned = (counted[3] > 0) & ~self.is_signed
+            self.num_batches_tracked.masked_fill_(turned, 0)  # scales of unsigned integers are of another kind
+            self.is_signed.logical_or_(turned)
             scale = torch.where(self.is_signed, signed_scale(moment, self.bits), unsigned_scale(moment, self.bits))
         else:
             scale = (signed_scale if self.signed else unsigned_scale)(moment, self.bits)
@@ -115,8 +119,8 @@ class Sign(nn.Module):
         check_sign_gradient(gradient)
         self.gradient: SignGradient = gradient
 
-    def forward(self, x: Tensor) -> Tensor:
-        return sign(x, self.gradient)
+    def forward(self, input: Tensor) -> Tensor:  # named as in the modules whose place it takes
+        return sign(input, self.gradient)
 
     def extra_repr(self) -> str:
         return f"gradient={self.gradient!r}"

@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
+from inspect import signature
 from typing import Any, Literal, TypeVar
 
 from torch import nn
 
 from askew.nn.activations import QuantizedActivation, Sign, check_bits
 from askew.nn.gradients import QuantizedGradient
+from askew.nn.kinds import LAYERS, SIGNED, UNSIGNED
+from askew.nn.norms import NormWarning, calls, sign_behind_norm
 from askew.nn.straight_through import SignGradient
 
 Where = Literal["inputs", "activations"]
 Skip = str | Iterable[str] | Callable[[str, nn.Module], bool]
 M = TypeVar("M", bound=nn.Module)
-
-LAYERS = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
-UNSIGNED = (nn.ReLU, nn.ReLU6, nn.Sigmoid, nn.Softplus, nn.Hardsigmoid)
-SIGNED = (
-    nn.GELU,
-    nn.SiLU,
-    nn.LeakyReLU,
-    nn.PReLU,
-    nn.ELU,
-    nn.CELU,
-    nn.SELU,
-    nn.Tanh,
-    nn.Hardtanh,
-    nn.Hardswish,
-    nn.Mish,
-)
 
 
 def quantize_activations(
@@ -48,6 +28,7 @@ def quantize_activations(
     skip: Skip = (),
     momentum: float | None = 0.1,
     gradient: SignGradient = "tanh",
+    norm: bool = True,
 ) -> M:
     """Give the model activations of `bits` bits, in place; returns it. Names of its weights stay as they are.
 
@@ -60,6 +41,9 @@ def quantize_activations(
                       the first and the last: skip=("stem.conv", "head.linear")
     momentum          of the running scales (QuantizedActivation)
     gradient          of Sign
+    norm              at one bit: put a BatchNorm without affine before each Sign that does not stand behind a norm. It
+                      fits the conv or linear layer before it; a NormWarning names the signs for which that layer
+                      cannot be told. False: signs alone
 
     Layers that are called as functions (torch.nn.functional, the inside of MultiheadAttention) are not seen. Put the
     model in training mode and show it batches before it is evaluated: the scales are measured there.
@@ -72,11 +56,14 @@ def quantize_activations(
     if (at or ("activations" if bits == 1 else "inputs")) == "inputs":
         for _, layer in _chosen(model, LAYERS, skip, "input_quantizer"):
             layer.add_module("input_quantizer", _beside(QuantizedActivation(bits, None, momentum), layer, model))
-            layer.register_forward_pre_hook(_quantize_input)
+            layer.register_forward_pre_hook(_quantize_input, with_kwargs=True)
         return model
-    for name, module in _chosen(model, UNSIGNED + SIGNED, skip, "quantizer"):
-        made = Sign(gradient) if bits == 1 else _followed(module, bits, momentum)
-        _replace(model, name, module, _beside(made, module, model))
+    chosen = _chosen(model, UNSIGNED + SIGNED, skip, "quantizer")
+    if bits == 1:
+        _put_signs(model, chosen, gradient, norm)
+        return model
+    for name, module in chosen:
+        _replace(model, name, module, _beside(_followed(module, bits, momentum), module, model))
     return model
 
 
@@ -88,12 +75,43 @@ def quantize_gradients(model: M, bits: int = 4, skip: Skip = ()) -> M:
     return model
 
 
-def _quantize_input(layer: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (layer.input_quantizer(inputs[0]), *inputs[1:])
+def _quantize_input(layer: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    """The layer's arguments with its first one, by place or by keyword, quantised."""
+    if inputs:
+        return (layer.input_quantizer(inputs[0]), *inputs[1:]), named
+    key = "input" if "input" in named else next(iter(signature(layer.forward).parameters), "")
+    if key in named:
+        return (), named | {key: layer.input_quantizer(named[key])}
+    if not named:
+        return (), named  # forward itself says what is missing
+    what = f"{type(layer).__name__}({layer.extra_repr()})"
+    raise TypeError(f"{what}: cannot tell its input among the keywords {', '.join(named)}; give it by place")
 
 
 def _quantize_gradient(layer: Any, inputs: tuple[Any, ...], output: Any) -> Any:
     return layer.gradient_quantizer(output)
+
+
+def _put_signs(model: nn.Module, chosen: list[tuple[str, nn.Module]], gradient: SignGradient, norm: bool) -> None:
+    """Signs in the place of activations, behind a BatchNorm of their own where they need one."""
+    seen = calls(model) if norm else {}
+    bare: list[str] = []
+    for name, module in chosen:
+        made: nn.Module = Sign(gradient)
+        uses = seen.get(name, [])
+        if norm and not (uses and all(use.centred for use in uses)):
+            if len(uses) == 1 and uses[0].layer is not None:
+                made = sign_behind_norm(uses[0].layer, Sign(gradient))
+            else:
+                bare.append(name)
+        _replace(model, name, module, made.train(module.training))
+    if bare:
+        warnings.warn(
+            f"{type(model).__name__}: no BatchNorm before the signs {', '.join(bare)}, for it cannot be told which "
+            "conv or linear layer they follow; put one before each, or say norm=False if it is there",
+            NormWarning,
+            stacklevel=3,
+        )
 
 
 def _beside(made: nn.Module, old: nn.Module, model: nn.Module) -> nn.Module:

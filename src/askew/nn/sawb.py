@@ -25,8 +25,13 @@ def limits(bits: int, signed: bool) -> tuple[int, int]:
 
 
 def tally(x: Tensor) -> Tensor:
-    """(5,): sum |x|, sum x^2, entries that are not zero, negative entries, max|x|; `pooled` adds parts up."""
+    """(5,): sum |x|, sum x^2, entries that are not zero, negative entries, max|x|; `pooled` adds parts up.
+
+    Zeros for an empty tensor.
+    """
     y = x.detach().to(compute_dtype(x.dtype))
+    if not y.numel():
+        return y.new_zeros(5)
     size = y.abs()
     counts = [(y != 0).sum().to(y.dtype), (y < 0).sum().to(y.dtype)]
     return torch.stack([size.sum(), (size * size).sum(), *counts, size.amax()])

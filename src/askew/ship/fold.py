@@ -61,14 +61,15 @@ def _into_layers(graph: Graph) -> Graph:
         if source.op == "max_pool" and sole(source.name) and bool((s > 0).all()):
             source = nodes[source.inputs[0]]
         if source.op in LAYERS and sole(source.name):
-            nodes[source.name] = _scaled(source, s, b)
+            nodes[source.name] = scaled(source, s, b)
             users[here.inputs[0]] = users[n.name]
             renamed[n.name] = here.inputs[0]
             del nodes[n.name]
     return graph.with_nodes([nodes[n.name] for n in graph.nodes if n.name in nodes])
 
 
-def _scaled(layer: Node, s: np.ndarray, b: np.ndarray) -> Node:
+def scaled(layer: Node, s: np.ndarray, b: np.ndarray) -> Node:
+    """The layer with y -> s y + b per output behind it."""
     assert layer.weight is not None
     scale = layer.array("scale", layer.weight.shape[0], 1.0) * s
     bias = layer.array("bias", layer.weight.shape[0], 0.0) * s + b

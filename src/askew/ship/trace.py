@@ -15,7 +15,8 @@ from torch.nn import functional
 from askew.models.norm import Chain, unfused
 from askew.nn.activations import QuantizedActivation, Sign
 from askew.nn.gradients import QuantizedGradient
-from askew.ship.fold import batchnorm
+from askew.nn.norms import Featurewise
+from askew.ship.fold import batchnorm, scaled
 from askew.ship.graph import Graph, Node, ShipError, Weight
 
 FindWeight = Callable[[str, Tensor], tuple[Weight, np.ndarray]]  # -> weight in levels, scale (1 or outputs)
@@ -24,16 +25,17 @@ OWN = (Sign, QuantizedActivation, QuantizedGradient)
 
 
 class _Tracer(fx.Tracer):
-    """Our own activations are leaves too; a Chain is what it is called, one module after another."""
+    """Our own activations are leaves too; a Chain is its modules, one after another, and Featurewise too."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, OWN) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict) -> Any:
-        if isinstance(m, Chain):
+        if isinstance(m, (Chain, Featurewise)):
+            (value,) = (*args, *kwargs.values())
             for child in m:
-                args = (child(*args),)
-            return args[0]
+                value = child(value)
+            return value
         return super().call_module(m, forward, args, kwargs)
 
 
@@ -109,7 +111,8 @@ class _Builder:
         return out
 
     def _sources(self, node: fx.Node) -> tuple[str, ...]:
-        return tuple(self.values[a] for a in node.args if isinstance(a, fx.Node) and a in self.values)
+        given = (*node.args, *node.kwargs.values())
+        return tuple(self.values[a] for a in given if isinstance(a, fx.Node) and a in self.values)
 
     def _module(self, node: fx.Node, name: str, m: nn.Module) -> None:
         inputs = self._sources(node)
@@ -123,13 +126,23 @@ class _Builder:
         elif isinstance(m, (nn.Linear, nn.Conv2d, nn.Embedding)):
             self.values[node] = self._layer(name, m, inputs)
         elif isinstance(m, nn.modules.batchnorm._BatchNorm):
-            s, b = _batchnorm(name, m)
-            self.values[node] = self._put("affine", name, inputs, scale=s, bias=b)
+            self.values[node] = self._norm(node, name, m, inputs)
         elif isinstance(m, QuantizedActivation):
             self.values[node] = self._put("quantize", name, inputs, _range(name, m), step=_step(m))
         else:
             op, settings = _plain_module(name, m)
             self.values[node] = self._put(op, name, inputs, settings)
+
+    def _norm(self, node: fx.Node, name: str, m: nn.modules.batchnorm._BatchNorm, inputs: tuple[str, ...]) -> str:
+        """Affine; that of the last dimension (Featurewise) goes into its linear layer, so that it may have places."""
+        s, b = _batchnorm(name, m)
+        source = node.all_input_nodes[0]
+        at = next(i for i, n in enumerate(self.nodes) if n.name == inputs[0])
+        alone = isinstance(self.modules.get(str(source.target)), nn.Linear) and len(source.users) == 1
+        if alone and isinstance(self.modules[name.rpartition(".")[0]], Featurewise):
+            self.nodes[at] = scaled(self.nodes[at], s, b)
+            return inputs[0]
+        return self._put("affine", name, inputs, scale=s, bias=b)
 
     def _layer(self, name: str, m: nn.Linear | nn.Conv2d | nn.Embedding, inputs: tuple[str, ...]) -> str:
         weight, scale = self.find_weight(f"{name}.weight", m.weight)

@@ -13,7 +13,7 @@ from askew.methods.base import Method
 from askew.methods.lsq import Lsq
 from askew.methods.parq import Parq
 from askew.nn import Sign, quantize_activations
-from askew.nn.insert import LAYERS
+from askew.nn.kinds import LAYERS
 from askew.nn.straight_through import SignGradient
 
 if TYPE_CHECKING:

@@ -97,7 +97,13 @@ def test_what_decides_the_outcome_is_described():
     assert rival.describe()["options"] == {"rate": 0.5}
     tiny = replace(PLAIN, dataset="tiny-imagenet")
     assert tiny.describe()["stem"] == "tiny" and replace(tiny, stem="small").describe()["stem"] == "small"
-    for same in ({"out": Path("elsewhere")}, {"data": Path("there")}, {"keep_every": 3}, {"check_data": False}):
+    for same in (
+        {"out": Path("elsewhere")},
+        {"data": Path("there")},
+        {"keep_every": 3},
+        {"keep_steps": 2},
+        {"check_data": False},
+    ):
         assert replace(PLAIN, **same).describe() == described
 
 

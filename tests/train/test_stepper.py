@@ -1,7 +1,5 @@
 """Static steps are the eager ones: from buffers, and on a GPU as a captured graph, for every method."""
 
-from functools import partial
-
 import pytest
 import torch
 from image_kit import pictures, small_job, timeless
@@ -11,6 +9,7 @@ import askew.train.loop as loop
 import askew.train.stepper as stepper
 from askew.core import Clock
 from askew.methods.registry import METHODS
+from askew.train.checkpoint import read_file
 from askew.train.images import train_images
 from askew.train.source import TensorSource
 from askew.train.stepper import Static, fastest_convolutions
@@ -94,12 +93,11 @@ class Replays(Static):
 @pytest.mark.parametrize("method", ["askew-level-first", "parq", "full-precision"])
 def test_stretches_of_steps_are_the_eager_steps_bit_for_bit(data, tmp_path, method, every, stretch, monkeypatch):
     """As a graph takes them: some at once, told one by one, kept only where a stretch ends."""
-    monkeypatch.setattr(images, "Keeper", partial(loop.Keeper, every_steps=every))
-    eager = timeless(run(data, tmp_path / "eager", method=method, batch=10))
+    eager = timeless(run(data, tmp_path / "eager", method=method, batch=10, keep_steps=every))
     seen = set()
     monkeypatch.setattr(loop, "Static", lambda *args: seen.add(made := Replays(*args)) or made)
     monkeypatch.setattr(Replays, "replayed", 0)
-    static = timeless(run(data, tmp_path / "static", method=method, batch=10, static=True))
+    static = timeless(run(data, tmp_path / "static", method=method, batch=10, keep_steps=every, static=True))
     assert {made.stretch for made in seen} == {stretch} and Replays.replayed > 0
     assert (eager["config"].pop("static"), static["config"].pop("static")) == (False, True)
     assert eager == static
@@ -107,7 +105,6 @@ def test_stretches_of_steps_are_the_eager_steps_bit_for_bit(data, tmp_path, meth
 
 @pytest.mark.parametrize("at", range(1, 24, 3))
 def test_a_run_of_stretches_goes_on_bit_for_bit_wherever_it_is_killed(data, tmp_path, at, monkeypatch):
-    monkeypatch.setattr(images, "Keeper", partial(loop.Keeper, every_steps=2))
     whole = run(data, tmp_path / "whole", static=True, batch=10)
     monkeypatch.setattr(loop, "Static", Replays)
 
@@ -118,9 +115,12 @@ def test_a_run_of_stretches_goes_on_bit_for_bit_wherever_it_is_killed(data, tmp_
         if status.step == at:
             raise StopError
 
-    job = small_job(data, tmp_path / "parts", epochs=4, static=True, batch=10)
+    job = small_job(data, tmp_path / "parts", epochs=4, static=True, batch=10, keep_steps=2)
     with pytest.raises(StopError):
         train_images(job, stop)
+    last = job.out / job.name / "last.pt"
+    epoch, step = read_file(last)["position"] if last.exists() else (0, 0)
+    assert 6 * epoch + step == at - at % 2
     assert timeless(train_images(job)[0]) == timeless(whole)
 
 

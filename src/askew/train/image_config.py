@@ -120,6 +120,8 @@ class ImageTraining:
     """Epochs from one scoring of the snapped net to the next."""
     keep_every: int = 10
     """Epochs from one checkpoint to the next (an epoch that ends two minutes after the last one is kept too)."""
+    keep_steps: int | None = None
+    """Write it also every so many steps within an epoch, for epochs that take long."""
     keep_best: bool = True
     """Keep the best scored net as well as the last one."""
     images: int | None = None
@@ -144,7 +146,7 @@ class ImageTraining:
         if self.dataset not in DATASETS:
             raise ValueError(f"no data set named {self.dataset!r}; known: {', '.join(DATASETS)}")
         low_bit.check(self)
-        for name in ("images", "holdout", "width", "resize", "crop", "keep_every"):
+        for name in ("images", "holdout", "width", "resize", "crop", "keep_every", "keep_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be 1 or more, got {value}")
@@ -270,7 +272,7 @@ class ImageTraining:
     def describe(self) -> dict[str, Any]:
         """Plain values that decide the outcome (not where the files lie)."""
         elsewhere = {"data", "out", "device", "row", "workers", "check_data", "val_map", "batch"}
-        elsewhere |= {"tensorboard", "keep_every", "keep_best"}
+        elsewhere |= {"tensorboard", "keep_every", "keep_steps", "keep_best"}
         own = {k: v for k, v in asdict(self).items() if k not in elsewhere and k not in RECIPE_FIELDS}
         own["init"] = None if self.init is None else self.init.name
         own["teacher"] = None if self.teacher is None else self.teacher.name

@@ -216,6 +216,7 @@ def _train_in(
     keeper = Keeper(
         folder,
         every_epochs=config.keep_every,
+        every_steps=config.keep_steps,
         every_seconds=KEEP_SECONDS,
         tensorboard=config.tensorboard,
         keep_best=config.keep_best,

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("experiment", ["two-moons", "logistic"])
+@pytest.mark.parametrize("experiment", ["two-moons", "logistic", "cifar-w1"])
 def test_tables_are_made_from_the_records(experiment: str) -> None:
     records = load_all(ROOT / "results" / experiment)
     assert block(README, experiment) == cli.PRESENT[experiment](records).tables[0].markdown().strip()

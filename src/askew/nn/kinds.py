@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-LAYERS = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
+from askew.optim.groups import LAYERS as LAYERS
+
 UNSIGNED = (nn.ReLU, nn.ReLU6, nn.Sigmoid, nn.Softplus, nn.Hardsigmoid)
 SIGNED = (
     nn.GELU,

@@ -11,18 +11,16 @@ from torch import nn
 
 from askew.core.levels import LevelSet, as_levels
 
-WEIGHT_MODULES = (
+LAYERS = (
     nn.Linear,
-    nn.Bilinear,
-    nn.Embedding,
-    nn.EmbeddingBag,
     nn.Conv1d,
     nn.Conv2d,
     nn.Conv3d,
     nn.ConvTranspose1d,
     nn.ConvTranspose2d,
     nn.ConvTranspose3d,
-)
+)  # they multiply their input
+WEIGHT_MODULES = (*LAYERS, nn.Bilinear, nn.Embedding, nn.EmbeddingBag)
 Skip = str | Iterable[str] | Callable[[str, nn.Parameter], bool]
 Levels = LevelSet | Sequence[float] | Mapping[str, LevelSet | Sequence[float]]
 

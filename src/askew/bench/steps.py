@@ -128,6 +128,8 @@ def measure(case: str, config: StepBench, device: torch.device, progress: Callab
             optimizers[name], facts[name] = _prepare(make, params, count, config.warmup, device)
         except ImportError as error:
             facts[name] = {"missing": str(error)}
+        except torch.OutOfMemoryError:
+            facts[name] = {"missing": "out of memory beside the others"}
     steps = config.steps or _steps_in_a_sample(optimizers[REFERENCE], device)
     times: dict[str, list[float]] = {name: [] for name in optimizers}
     waits: dict[str, list[float]] = {name: [] for name in optimizers}

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,29 +63,6 @@ def test_a_small_run_is_recorded_and_shown(tmp_path, monkeypatch):
     assert len(presentation.figures["steps"][0].axes) == 1
 
 
-def test_records_name_the_versions_of_what_the_contenders_use(tmp_path, monkeypatch):
-    """By their installation, or where there is none by the modules themselves."""
-    monkeypatch.setitem(shapes.CASES, "resnet18", [(4, 3)])
-    monkeypatch.setattr(machine, "stream", lambda device: {"copy": 1e10})
-    monkeypatch.setattr(steps, "CONTENDERS", {REFERENCE: CONTENDERS[REFERENCE]})
-    real = metadata.version
-
-    def version(name: str) -> str:
-        if name == "torchao":
-            return "1.2.3"
-        if name == "triton":
-            raise metadata.PackageNotFoundError(name)
-        return real(name)
-
-    monkeypatch.setattr(metadata, "version", version)
-    config = StepBench(("resnet18",), rounds=2, build=False, out=tmp_path, device="cpu")
-    for module, expected in ((SimpleNamespace(__version__="3.6.0"), "3.6.0"), (None, None)):
-        monkeypatch.setitem(sys.modules, "triton", module)
-        (record,) = steps.run(config)
-        assert record.environment["versions"]["torchao"] == "1.2.3"
-        assert record.environment["versions"].get("triton") == expected
-
-
 def test_a_sample_is_several_steps_of_every_optimizer(tmp_path, monkeypatch):
     """All take as many as the reference needs for 5 ms, on a GPU five at least; the wait comes after the last."""
     waits: list[str] = []
@@ -109,17 +83,26 @@ def test_a_sample_is_several_steps_of_every_optimizer(tmp_path, monkeypatch):
         StepBench(steps=-1)
 
 
-def test_a_missing_rival_is_left_out_and_said(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ImportError("no such package"), "no such package"),
+        (torch.OutOfMemoryError("3 GiB"), "out of memory beside the others"),
+    ],
+)
+def test_a_missing_rival_is_left_out_and_said(error, said, tmp_path, monkeypatch):
     def absent(params):
-        raise ImportError("no such package")
+        raise error
 
     monkeypatch.setitem(shapes.CASES, "resnet18", [(4, 3)])
     monkeypatch.setattr(machine, "stream", lambda device: {"copy": 1e10})
     monkeypatch.setattr(steps, "CONTENDERS", {REFERENCE: CONTENDERS[REFERENCE], "PARQ": absent})
     config = StepBench(("resnet18",), rounds=2, build=False, out=tmp_path, device="cpu")
     (record,) = steps.run(config)
-    assert record.summary["PARQ"] == {"missing": "no such package"}
-    assert steps_report.table(record, 1e10).rows[1][1] == "–"
+    assert record.summary["PARQ"] == {"missing": said}
+    shown = steps_report.table(record, 1e10)
+    assert shown.rows[1][1] == "–" and shown.note.endswith(f" ResNet-18, PARQ: {said}.")
+    assert f"PARQ: {said}." in steps_report.summary([record]).note
 
 
 @pytest.mark.parametrize("name", ["ASkew, level-first", "ASkew, paper form"])

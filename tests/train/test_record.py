@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -95,3 +98,21 @@ def test_environment_is_plain_and_names_versions():
     found = environment()
     assert found["versions"]["torch"].startswith(torch.__version__.split("+")[0])
     assert json.loads(json.dumps(found)) == found
+
+
+def test_records_name_the_versions_of_what_the_benchmarks_compare_with(monkeypatch):
+    """By their installation, or where there is none by the modules themselves."""
+    real = metadata.version
+
+    def version(name: str) -> str:
+        if name == "torchao":
+            return "1.2.3"
+        if name == "triton":
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    for module, expected in ((SimpleNamespace(__version__="3.6.0"), "3.6.0"), (None, None)):
+        monkeypatch.setitem(sys.modules, "triton", module)
+        found = environment()["versions"]
+        assert found["torchao"] == "1.2.3" and found.get("triton") == expected

@@ -46,6 +46,12 @@ def facts_of(record: Record) -> dict[str, dict[str, Any]]:
     return out
 
 
+def lacking(records: Sequence[Record]) -> str:
+    """A sentence on each optimizer that could not run, and why; empty if all could."""
+    lost = [(r, name, fact["missing"]) for r in records for name, fact in r.summary.items() if "missing" in fact]
+    return "".join(f" {TITLES[r.config['case']]}, {name}: {why}." for r, name, why in lost)
+
+
 def bandwidth(records: Sequence[Record]) -> float:
     """Bytes a second of the best copy or update in place that these records saw."""
     return max(max(record.extra["stream"].values()) for record in records)
@@ -88,7 +94,8 @@ def table(record: Record, fastest: float) -> Grid:
         note=f"{machine_of(record)}; medians of {about['rounds']} rounds of {_count(about['steps'], 'step')}; "
         f"bandwidth {fastest / 1e9:.0f} GB/s"
         + (f"; the native library was built in {built:.1f} s." if built else ".")
-        + (COLD if about.get("cold") else ""),
+        + (COLD if about.get("cold") else "")
+        + lacking([record]),
     )
 
 
@@ -116,7 +123,7 @@ def summary(records: Sequence[Record]) -> Grid:
         title="In short",
         note=f"Time of a step / {REFERENCE}, several steps in a row: median of the rounds (quartiles). One step and "
         f"wait: the same ratio of {OURS}, when the device is waited for after each step. Of bandwidth: {OURS} / "
-        f"{REFERENCE}. " + "; ".join(notes) + ".",
+        f"{REFERENCE}. " + "; ".join(notes) + "." + lacking(records),
         text_columns=2,
     )
 

@@ -35,7 +35,10 @@ def gathered(table: str, key: str, settings: Mapping[Place, Settings], records: 
 
 
 def check(records: Sequence[Record], settings: Settings) -> None:
-    """ValueError if the records of a row were not made with these settings, or differ in others."""
+    """ValueError if the records of a row were not made with these settings, or differ in others.
+
+    A setting that is None and one that a record does not have, since it is older than the setting, are the same.
+    """
     for record in records:
         known = {**(record.config["annealing"] or {}), **record.config["options"], **record.config}
         other = [k for k, v in flat(settings).items() if known.get(k) != v]
@@ -45,7 +48,7 @@ def check(records: Sequence[Record], settings: Settings) -> None:
                 f"{flat(settings)[other[0]]!r}: run it again (remove the record first)"
             )
     apart = {"seed"} | MACHINE | WATCHED
-    if len(unique({k: v for k, v in r.config.items() if k not in apart} for r in records)) > 1:
+    if len(unique({k: v for k, v in r.config.items() if k not in apart and v is not None} for r in records)) > 1:
         raise ValueError(f"records of {records[0].method} have different settings; keep one kind and remove the others")
 
 

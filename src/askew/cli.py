@@ -30,7 +30,6 @@ from askew.train import run_page
 from askew.train.distributed import launched, launched_first
 from askew.train.grid import GridError, completed, record_file
 from askew.train.images import ImageTraining, train_images
-from askew.train.recipes import DATASETS
 from askew.train.record import Record, load_all
 from askew.train.shipping import Export, export_run
 
@@ -185,7 +184,7 @@ def report(config: Report, console: Console) -> None:
     if any(record.experiment == demo.EXPERIMENT for record in records):
         demo.present([r for r in records if r.experiment == demo.EXPERIMENT], config.folder, console)
         return
-    if not records or any(record.experiment in DATASETS for record in records):
+    if registry.experiment_of(records) is None:
         runs_of(config.folder, console)
         return
     presentation, page = _present(records, config.folder)
@@ -196,8 +195,8 @@ def report(config: Report, console: Console) -> None:
 
 
 def runs_of(folder: Path, console: Console) -> None:
-    """What runs of askew train in this folder have done, as a table and a page."""
-    records = run_page.trained(folder)
+    """What runs of askew train, or of fit, in this folder have done, as a table and a page."""
+    records = run_page.trained(folder, apart={*PRESENT, demo.EXPERIMENT})
     if not records:
         raise ValueError(_unknown(folder))
     for grid in run_page.overviews(records):
@@ -218,8 +217,8 @@ def _present(records: list[Record], folder: Path) -> tuple[Presentation, Path]:
 
 def _unknown(folder: Path) -> str:
     return (
-        f"{folder} holds no records of an experiment, nor runs of askew train that have ended; askew report shows what "
-        f"these and askew demo left, and askew paper ({', '.join(PRESENT)})"
+        f"{folder} holds no records of an experiment, nor runs of askew train or fit that have ended; askew report "
+        f"shows what these and askew demo left, and askew paper ({', '.join(PRESENT)})"
     )
 
 

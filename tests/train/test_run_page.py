@@ -43,7 +43,7 @@ def test_a_folder_of_unfinished_runs_is_named(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "cifar10-askew-1bit-seed0").mkdir()
     with pytest.raises(SystemExit):
         cli.main(["report", str(tmp_path)])
-    assert "nor runs of askew train that have ended" in " ".join(capsys.readouterr().err.split())
+    assert "nor runs of askew train or fit that have ended" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_width_in_a_name_is_told_in_words() -> None:

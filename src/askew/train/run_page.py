@@ -1,4 +1,5 @@
-"""What runs of `askew train` have done: a table and a page with curves, weight histograms and diagnosis.
+"""What runs of `askew train`, or of `fit` on a net of one's own, have done: a table and a page with curves, weight
+histograms and diagnosis.
 
 Runs are averaged where they differ in nothing but the seed; rows name what else tells them apart.
 """
@@ -6,7 +7,7 @@ Runs are averaged where they differ in nothing but the seed; rows name what else
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from askew.report import page, tables
 from askew.report.runs import unique
 from askew.report.tables import Column, Grid
 from askew.train.config import MACHINE, WATCHED
-from askew.train.recipes import DATASETS
 from askew.train.record import NotARecordError, Record, load, load_all
 
 DEPTH = 2  # how far below a folder records are looked for: runs/train/NAME/
@@ -31,16 +31,20 @@ NOTE = (
     "that the optimizer moves lie from their levels, in level units. Training: steps only, without the scoring."
 )
 TAUGHT = " With a teacher the training loss is that of labels and teacher together."
+FILLED = {"accuracy", "train_loss", "weights", "distance_mean"}  # what a finished run has in its summary
 APART = {"seed", "method"} | MACHINE | WATCHED  # settings that rows do not differ in
 SHARED = ("dataset", "epochs", "images", "holdout", "width", "stem", "skip", "batch_size", "init", "teacher")
 SHARED += ("teacher_share", "resize", "crop")  # settings that are compared over all rows; others within a method's
 FOLLOWS = {"train_set", "classes", "train_images", "test_images", "model", "pad", "score_batch_size"}  # .. from others
 
 
-def trained(folder: Path) -> list[Record]:
-    """The records of a run's folder, or of all runs in and below a folder; none if they are of something else."""
+def trained(folder: Path, apart: Collection[str] = ()) -> list[Record]:
+    """The records of a run's folder, or of all runs in and below a folder, that `fit` has filled.
+
+    apart: experiments whose runs are shown elsewhere.
+    """
     found = load_all(folder) or list(_below(folder))
-    return [record for record in found if record.experiment in DATASETS]
+    return [r for r in found if r.summary.keys() >= FILLED and r.experiment.removesuffix("-search") not in apart]
 
 
 def _below(folder: Path) -> Iterator[Record]:
@@ -146,15 +150,15 @@ def render(records: Sequence[Record]) -> str:
 
 def lead(records: Sequence[Record]) -> str:
     """One sentence that is true of all the runs."""
-    sets, models = (", ".join(unique(str(r.config[name]) for r in records)) for name in ("train_set", "model"))
+    sets = ", ".join(unique(str(r.config.get("train_set") or r.experiment) for r in records))
+    models = "".join(f"{name}, " for name in unique(r.config.get("model") for r in records) if name)
     weights, epochs = _range(r.summary["weights"] for r in records), _range(r.config["epochs"] for r in records)
-    full = {r.config["method"] == "full-precision" for r in records}
+    full = {r.config.get("method") == "full-precision" for r in records}
     how = {(False,): "on levels", (True,): "in full precision"}.get(tuple(full), "on levels or in full precision")
-    scored = " and ".join(
-        f"{_range(r.config['test_images'] for r in own)} {what} images" for what, own in _scored(records)
-    )
+    counts = [(what, [r.config.get("test_images") for r in own]) for what, own in _scored(records)]
+    scored = " and ".join(f"{_range(own)} {what} images" if all(own) else f"{what} images" for what, own in counts)
     return (
-        f"{len(records)} {'run' if len(records) == 1 else 'runs'} on {sets}: {models}, {weights} weights {how}, "
+        f"{len(records)} {'run' if len(records) == 1 else 'runs'} on {sets}: {models}{weights} weights {how}, "
         f"{epochs} {'epoch' if epochs == '1' else 'epochs'}, scored on {scored}."
     )
 

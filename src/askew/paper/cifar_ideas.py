@@ -20,6 +20,7 @@ OURS, ROUNDED, STRAIGHT = "askew-level-first", "askew-level-first-rounded", "bin
 BC: Settings = {"lr": 0.03}
 LONGER: Settings = {"lr": 0.06, "options": {"anneal_end": 0.9}}
 MIRROR: Settings = {"lr": 0.03, "options": {"beta": 1.0, "growth": 1.1}}
+ROUND: Settings = {"lr": 0.03, "min_lr": 0.001, "cosine_end": 0.95}  # as level-first has it
 COLD: Settings = {"min_lr": 0.0, "cosine_end": 1.0}
 FULL = "full-faster"
 
@@ -90,20 +91,20 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
     ),
     "What the net computes with": (
         Idea("level-first", "the weights as they are"),
-        Idea("rounded", "their nearest levels", {}, ROUNDED),
+        Idea("rounded", "their nearest levels", ROUND, ROUNDED),
         Idea("dithered", "levels drawn with the weights as mean", {}, "askew-level-first-dithered"),
     ),
     "Capture while the net computes with the nearest levels": (
-        Idea("rounded", "from 50% of the run on, lr .03, alpha .05", {}, ROUNDED),
-        Idea("rounded-06", "lr .06", {"lr": 0.06}, ROUNDED),
-        Idea("rounded-cold", "learning rate to 0", COLD, ROUNDED),
-        Idea("rounded-in-turn", "layers one after another (stagger .5)", {"stagger": 0.5}, ROUNDED),
+        Idea("rounded", "from 50% of the run on, lr .03, alpha .05", ROUND, ROUNDED),
+        Idea("rounded-06", "lr .06", {**ROUND, "lr": 0.06}, ROUNDED),
+        Idea("rounded-cold", "learning rate to 0", {**ROUND, **COLD}, ROUNDED),
+        Idea("rounded-in-turn", "layers one after another (stagger .5)", {**ROUND, "stagger": 0.5}, ROUNDED),
     ),
     "What a full-precision net can teach (its lr .03)": (
         Idea("level-first", "level-first, the labels alone"),
         _taught("level-first", "level-first", 0.5, {}, OURS, "level-first"),
         _taught("level-first", "level-first", 0.9, {}, OURS, "level-first"),
-        _taught("rounded", "level-first, computing with the nearest levels", 0.9, {}, ROUNDED, "rounded"),
+        _taught("rounded", "level-first, computing with the nearest levels", 0.9, ROUND, ROUNDED, "rounded"),
         _taught("binaryconnect", "BinaryConnect", 0.5, BC, STRAIGHT, "binaryconnect"),
         _taught("binaryconnect", "BinaryConnect", 0.9, BC, STRAIGHT, "binaryconnect"),
         _taught("binaryconnect-cold", "BinaryConnect, lr to 0", 0.9, {**BC, **COLD}, STRAIGHT, "binaryconnect-cold"),

@@ -138,6 +138,7 @@ ROUNDED = Contender(
             {"lr": 0.06, "alpha": 0.05, "start": 0.5},
             {"lr": 0.06, "alpha": 0.05, "start": 0.5, "min_lr": 0.0, "cosine_end": 1.0},
         ),
+        chosen=3,
     ),
 )
 EXPERIMENT = Experiment(

@@ -150,7 +150,8 @@ def training(
 ) -> ImageTraining:
     """One run of a row."""
     name = f"{experiment.name}{suffix}"
-    fields = {**unnamed(method), **experiment.base, **config.own(), **settings}
+    named = {**experiment.base, **config.own(), **settings}
+    fields = {**unnamed(method, named.get("schedule", "cosine")), **named}
     return ImageTraining(
         data=config.data,
         method=method,

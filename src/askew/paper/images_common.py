@@ -38,9 +38,11 @@ class Search:
         return self.tried[self.chosen]
 
 
-def unnamed(method: str) -> Settings:
-    """Settings a table need not name, which are then not those of `askew train`: level-first's even pace."""
-    return {"power": 1.0} if method in USERS["power"] else {}
+def unnamed(method: str, schedule: str) -> Settings:
+    """Settings a table need not name, which may differ from `askew train`'s: level-first's even pace and its cosine."""
+    if method not in USERS["power"]:
+        return {}
+    return {"power": 1.0} | ({"min_lr": 0.001, "cosine_end": 0.95} if schedule == "cosine" else {})
 
 
 def origin(method: str, source: Source, kind: Kind) -> Source:

@@ -63,7 +63,7 @@ RECIPES: dict[str, Recipe] = {
     EPSILON: Recipe(lr=0.06, schedule="steps", alpha=0.5),
     CAPTURE: LEVEL_FIRST,
     DITHERED: EVEN,
-    ROUNDED: EVEN,
+    ROUNDED: Recipe(lr=0.06, alpha=0.05),
 }
 OTHER = Recipe()
 

@@ -47,6 +47,12 @@ def test_levels_stay_and_nothing_is_nothing():
     assert logarithmic(torch.randn(3).bfloat16()).dtype == torch.bfloat16
 
 
+def test_an_empty_batch_has_an_empty_gradient():
+    x = torch.zeros(0, 3, requires_grad=True)
+    QuantizedGradient(4)(x).sum().backward()
+    assert x.grad is not None and x.grad.shape == (0, 3)
+
+
 def test_forward_is_the_identity_and_backward_is_quantised():
     torch.manual_seed(0)
     x = torch.randn(50, requires_grad=True)

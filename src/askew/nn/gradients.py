@@ -18,6 +18,8 @@ def logarithmic(g: Tensor, bits: int = 4) -> Tensor:
       2^k <= y < 2^(k+1)  2^(k+1) with probability y / 2^k - 1, else 2^k
     Each has mean y, and max|g| is a level, so nothing is clipped: E Q(g) = g. Draws come from torch's generator.
     """
+    if g.numel() == 0:
+        return g.clone()
     x = g.to(compute_dtype(g.dtype))
     size = x.abs()
     top = 2.0 ** (2 ** (bits - 1) - 2)

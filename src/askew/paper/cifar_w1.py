@@ -57,6 +57,8 @@ PROXQUANT = Contender(
             {"lr": 0.01, "options": {"rate": 1e-3}},
             {"lr": 0.03, "options": {"rate": 1e-4}},
             {"lr": 0.03, "options": {"rate": 5e-4}},
+            {"lr": 0.03, "options": {"rate": 5e-5}},
+            {"lr": 0.06, "options": {"rate": 5e-5}},
         ),
         chosen=1,
     ),

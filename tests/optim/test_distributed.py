@@ -73,6 +73,7 @@ class Case(NamedTuple):
     method: str | None = None
     options: dict[str, Any] = {}  # noqa: RUF012
     dtype: torch.dtype = torch.float64
+    average: float = 0.0
 
 
 FIRST = LevelFirst(start=0.34, end=0.9)
@@ -100,6 +101,9 @@ SHARDED = CASES | {
     "md-tanh": Case(None, THREE, "abs-mean", method="md-tanh", options={"beta": 3.0}),
     "proxquant": Case(None, TWO, "sawb", "channel", method="proxquant", options={"rate": 1.0, "period": 0.1}),
     "sphere": Case(None, TWO, base="adam", method="projected"),
+    "rounded, averaged": Case(
+        LevelFirst(start=0.34, end=0.9, rounded=True), TWO, "abs-mean", "channel", "adam", average=0.5
+    ),
     "a user's method": Case(None, INT2, "sawb", "channel", method="centred"),
     "sphere channel": Case(SHRINK, TWO, "abs-mean", "channel", method="projected"),
 }
@@ -112,7 +116,7 @@ def optimizer_for(model: nn.Module, case: Case, **more: Any) -> MethodOptimizer:
     groups = askew.groups(model, case.levels, scale=case.scale, per=case.per)
     base = BASES[case.base](groups) if case.base in BASES else torch.optim.SGD(groups, lr=0.05)
     if case.method is None:
-        return askew.ASkew(base, case.annealing, alpha=0.3, total_steps=STEPS, **more)
+        return askew.ASkew(base, case.annealing, alpha=0.3, total_steps=STEPS, average=case.average, **more)
     own = Centred() if case.method == "centred" else method(case.method, **case.options)
     return MethodOptimizer(base, own, case.annealing, total_steps=STEPS, **more)
 
@@ -145,6 +149,7 @@ def found(model: nn.Module, optimizer: MethodOptimizer) -> dict[str, Any]:
     return {
         "weights": [gathered(p) for p in model.parameters()],
         "underlying": [gathered(optimizer.underlying(p)) for _, p, _ in sites],
+        "settled": [gathered(optimizer.settled(p)) for _, p, _ in sites],
         "scales": [gathered(site.scale) for _, _, site in sites if site.scale is not None],
         "radii": [gathered(site.memory["radius"]) for _, _, site in sites if "radius" in site.memory],
     }

@@ -28,10 +28,10 @@ def run(data, out, **settings):
     return record
 
 
-@pytest.mark.parametrize("method", NAMES)
-def test_static_steps_are_the_eager_ones_bit_for_bit(data, tmp_path, method):
-    eager = timeless(run(data, tmp_path / "eager", method=method))
-    static = timeless(run(data, tmp_path / "static", method=method, static=True))
+@pytest.mark.parametrize(("method", "average"), [*((name, None) for name in NAMES), ("binaryconnect", 0.3)])
+def test_static_steps_are_the_eager_ones_bit_for_bit(data, tmp_path, method, average):
+    eager = timeless(run(data, tmp_path / "eager", method=method, average=average))
+    static = timeless(run(data, tmp_path / "static", method=method, average=average, static=True))
     assert eager["config"].pop("static") is False
     assert static["config"].pop("static") is True
     assert len(eager["metrics"]["epoch_loss"]["value"]) == 4
@@ -90,14 +90,15 @@ class Replays(Static):
 
 
 @pytest.mark.parametrize(("every", "stretch"), [(None, 6), (2, 2), (4, 2), (5, 1)])
-@pytest.mark.parametrize("method", ["askew-level-first", "parq", "full-precision"])
+@pytest.mark.parametrize("method", ["askew-level-first", "parq", "full-precision", "askew-level-first-rounded"])
 def test_stretches_of_steps_are_the_eager_steps_bit_for_bit(data, tmp_path, method, every, stretch, monkeypatch):
     """As a graph takes them: some at once, told one by one, kept only where a stretch ends."""
-    eager = timeless(run(data, tmp_path / "eager", method=method, batch=10, keep_steps=every))
+    settings = {"method": method, "batch": 10, "keep_steps": every, "average": 0.3 if "rounded" in method else None}
+    eager = timeless(run(data, tmp_path / "eager", **settings))
     seen = set()
     monkeypatch.setattr(loop, "Static", lambda *args: seen.add(made := Replays(*args)) or made)
     monkeypatch.setattr(Replays, "replayed", 0)
-    static = timeless(run(data, tmp_path / "static", method=method, batch=10, keep_steps=every, static=True))
+    static = timeless(run(data, tmp_path / "static", **settings, static=True))
     assert {made.stretch for made in seen} == {stretch} and Replays.replayed > 0
     assert (eager["config"].pop("static"), static["config"].pop("static")) == (False, True)
     assert eager == static
@@ -159,7 +160,7 @@ def test_the_choice_of_convolutions_is_left_as_it_was(before, monkeypatch):
 @pytest.mark.parametrize("method", NAMES)
 def test_the_captured_graph_trains_as_the_same_steps_without_one(data, tmp_path, method, monkeypatch):
     """The same compiled step, replayed or called; rounding that differs may grow, most where weights jump to levels."""
-    found = {}
+    found: dict[bool, list[float]] = {}
     for captured in (True, False):
         monkeypatch.setattr(stepper, "WARM", 3 if captured else 10**9)
         record = run(data, tmp_path / str(captured), method=method, static=True, device="cuda", lr=0.01)

@@ -38,6 +38,7 @@ def _header(optimizer: MethodOptimizer, group: Group) -> dict[str, Any]:
         "steps": optimizer.steps,
         "skipped": optimizer.skipped,
         "plateau": optimizer.plateau,
+        "average": optimizer.average,
         "levels": None if levels is None else list(levels.values),
         "shapes": [list(p.shape) for p in group["params"]],
     }
@@ -159,11 +160,14 @@ def unpack(optimizer: MethodOptimizer, state_dict: dict[str, Any]) -> None:
     optimizer.resume_annealing(header["annealing"])
     optimizer.total_steps, optimizer.steps = header["total_steps"], header["steps"]
     optimizer.skipped = header["skipped"]
+    optimizer.average = header.get("average", optimizer.average)
     optimizer.plateau = header["plateau"] if isinstance(optimizer.annealing, Plateau) else None
     for group, packed in zip(optimizer.param_groups, saved, strict=True):
         for p, i in zip(group["params"], packed["params"], strict=True):
             kept = {k: v for k, v in own.get(i, {}).items() if k != "scale" or _is_set(v)}
             optimizer._memory[p] = {k: v.detach().to(p.device, copy=True) for k, v in kept.items()}
             optimizer._make_master(p)
+            if group["levels"] is not None:
+                optimizer._make_average(p)
     optimizer._restore_values()
     optimizer._restore_forward()

@@ -191,7 +191,7 @@ def snapped(optimizer: MethodOptimizer) -> Iterator[None]:
     with torch.no_grad():
         kept = [p.detach().clone() for _, p, _ in sites]
         for _, p, site in sites:
-            p.copy_(sharding.apply(optimizer.method, "final", site, optimizer.underlying(p)))
+            p.copy_(sharding.apply(optimizer.method, "final", site, optimizer.settled(p)))
     try:
         yield
     finally:

@@ -17,6 +17,7 @@ from askew.core.annealing import Unannealed, from_description
 from askew.core.scale import Per, ScaleKind
 from askew.methods.askew import DitheredLevelFirst, EpsilonSkew, LevelFirstSkew, RoundedLevelFirst
 from askew.methods.base import Method, Site
+from askew.optim import average as averages
 from askew.optim import checkpoint, sharding
 from askew.optim.checks import Group, NonFinite, check_gradients, check_group, labels, only_makes_state, warn_epsilon
 from askew.optim.fused import Fusion, capturing
@@ -51,6 +52,7 @@ class MethodOptimizer(Optimizer):
         nonfinite: NonFinite = "raise",
         fused: bool | None = None,
         master: bool = False,
+        average: float = 0.0,
     ) -> None:
         if not isinstance(base, Optimizer):
             raise TypeError(f"base must be a torch.optim.Optimizer, got {type(base).__name__}")
@@ -58,8 +60,10 @@ class MethodOptimizer(Optimizer):
             raise ValueError(f"nonfinite must be 'raise', 'skip' or 'ignore', got {nonfinite!r}")
         if total_steps is not None and (not isinstance(total_steps, int) or total_steps < 1):
             raise ValueError(f"total_steps must be a positive whole number, got {total_steps!r}")
+        averages.check(average)
         self.base = base
         self.method = method
+        self.average = float(average)
         self.annealing = annealing or Unannealed()
         self.total_steps = total_steps
         self.nonfinite: NonFinite = nonfinite
@@ -162,6 +166,10 @@ class MethodOptimizer(Optimizer):
                 self._fusion.step(self, steady)
             else:
                 self._step(closure if needs_closure else None)
+            if self.average:
+                averages.follow(self)
+                if self.annealing.kind == "capture" and Clock(self.steps - 1, self.total_steps).last:
+                    self.snap_()  # after its last step level-first is on levels: those of the means
         self.base._opt_called = True  # pyright: ignore[reportAttributeAccessIssue] # a scheduler on the base may ask
         return loss
 
@@ -193,7 +201,7 @@ class MethodOptimizer(Optimizer):
 
     def dial_settings(self, clock: Clock) -> list[float]:
         """What `tick` sets the dials to at that clock, so that a CUDA graph may set them itself, from a table."""
-        values, numbers = [self._value_of(position, clock) for position, _ in self._values], self.method.numbers(clock)
+        values, numbers = [self._value_of(position, clock) for position, _ in self._values], self._numbers_at(clock)
         return [*values, *(numbers[name] for name, _ in self._numbers_on)]
 
     def phase(self, clock: Clock) -> Hashable:
@@ -244,14 +252,20 @@ class MethodOptimizer(Optimizer):
         """The weights that are optimised: the latent copy of a rival method, or the parameter itself."""
         return self._memory.get(p, {}).get("latent", p)
 
+    def settled(self, p: Tensor) -> Tensor:
+        """The weights that are put on levels to be scored and shipped: their running mean, or as they are."""
+        return self._memory.get(p, {}).get(averages.KEY, self.underlying(p))
+
     @torch.no_grad()
     def snap_(self) -> None:
         """Put every weight on its level for good (a rival's latents too)."""
         sites = self.weights()
         sharding.reshard([p for _, p, _ in sites])
         for _, p, site in sites:
-            on_level = sharding.apply(self.method, "final", site, self.underlying(p))
+            on_level = sharding.apply(self.method, "final", site, self.settled(p))
             p.copy_(on_level)
+            if averages.KEY in site.memory:
+                site.memory[averages.KEY].copy_(on_level)
             if self.underlying(p) is not p:
                 self.underlying(p).copy_(on_level)
 
@@ -282,6 +296,8 @@ class MethodOptimizer(Optimizer):
             return
         self._set_value(position, group, self.clock)
         self._set_numbers(self.clock, group)
+        for p in group["params"]:
+            self._make_average(p)
         if not self.method.latent:
             return
         with torch.no_grad():
@@ -294,6 +310,11 @@ class MethodOptimizer(Optimizer):
         """The float32 copy of a bfloat16 weight, with master=True, if there is none yet."""
         if self._master and p.dtype == torch.bfloat16 and "latent" not in self._memory.get(p, {}):
             self._memory.setdefault(p, {})["latent"] = p.detach().float()
+
+    def _make_average(self, p: Tensor) -> None:
+        """The running mean of a weight, if there is to be one and is none yet."""
+        if self.average and averages.KEY not in self._memory.setdefault(p, {}):
+            self._memory[p][averages.KEY] = averages.begin(p, self.underlying(p))
 
     def _restore_forward(self) -> None:
         """After loading latents: the forward weights that belong to them (random ones come with the model's file)."""
@@ -323,11 +344,16 @@ class MethodOptimizer(Optimizer):
         return self.annealing.in_turn(group.get("turn", 0.0), clock, self.plateau) * bound
 
     def _set_numbers(self, clock: Clock, group: Group) -> None:
-        for name, number in self.method.numbers(clock).items():
+        for name, number in self._numbers_at(clock).items():
             for device in {p.device for p in group["params"]}:
                 if (name, device) not in self._numbers_on:
                     self._numbers_on[name, device] = torch.zeros((), dtype=_scalar_dtype(device), device=device)
                 self._numbers_on[name, device].fill_(number)
+
+    def _numbers_at(self, clock: Clock) -> dict[str, float]:
+        """The method's numbers, and the rate of the running means."""
+        own = {averages.KEY: averages.rate(self.average, clock)} if self.average else {}
+        return {**self.method.numbers(clock), **own}
 
     def _set_dials(self, clock: Clock) -> None:
         for position, group in self._managed():
@@ -443,6 +469,8 @@ class ASkew(MethodOptimizer):
                  where it can be done, True: or else an error that says why, False: never
     master       bfloat16 weights are rounded from float32 copies, which are what is optimised, with float32 moments
                  (8 more bytes each); needs the fused step
+    average      put on levels (`snapped`, `snap_`, export) is the running mean of the weights over about this last
+                 part of the steps (optim/average.py; 4 more bytes each); 0: the weights as they are
     """
 
     def __init__(
@@ -460,6 +488,7 @@ class ASkew(MethodOptimizer):
         nonfinite: NonFinite = "raise",
         fused: bool | None = None,
         master: bool = False,
+        average: float = 0.0,
     ) -> None:
         annealing = annealing or LevelFirst()
         super().__init__(
@@ -476,6 +505,7 @@ class ASkew(MethodOptimizer):
             nonfinite=nonfinite,
             fused=fused,
             master=master,
+            average=average,
         )
 
     def method_under(self, description: dict[str, Any]) -> Method:

@@ -22,7 +22,9 @@ LONGER: Settings = {"lr": 0.06, "options": {"anneal_end": 0.9}}
 MIRROR: Settings = {"lr": 0.03, "options": {"beta": 1.0, "growth": 1.1}}
 ROUND: Settings = {"lr": 0.03, "min_lr": 0.001, "cosine_end": 0.95}  # as level-first has it
 COLD: Settings = {"min_lr": 0.0, "cosine_end": 1.0}
+ROUND_COLD: Settings = {**ROUND, **COLD}
 FULL = "full-faster"
+MEAN = 0.05
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ def _taught(key: str, label: str, share: float, settings: Settings, method: str,
     """A row with full precision at lr .03 as its teacher, compared with the same without one."""
     own, words = {**settings, "teacher_share": share}, f"{label}, {100 * share:g}% of the loss the teacher's"
     return Idea(f"taught-{key}-{share}", words, own, method, FULL, beside)
+
+
+def _averaged(beside: str, label: str, settings: Settings, method: str) -> Idea:
+    """A row whose net is snapped from the running mean, compared with the same without it."""
+    return Idea(f"mean-{beside}", f"{label}, from the mean", {**settings, "average": MEAN}, method, beside=beside)
 
 
 QUESTIONS: dict[str, tuple[Idea, ...]] = {
@@ -97,8 +104,14 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
     "Capture while the net computes with the nearest levels": (
         Idea("rounded", "from 50% of the run on, lr .03, alpha .05", ROUND, ROUNDED),
         Idea("rounded-06", "lr .06", {**ROUND, "lr": 0.06}, ROUNDED),
-        Idea("rounded-cold", "learning rate to 0", {**ROUND, **COLD}, ROUNDED),
+        Idea("rounded-cold", "learning rate to 0", ROUND_COLD, ROUNDED),
         Idea("rounded-in-turn", "layers one after another (stagger .5)", {**ROUND, "stagger": 0.5}, ROUNDED),
+    ),
+    "Snapped from a running mean of the weights (over the last 5% of the steps)": (
+        Idea("rounded-cold", "level-first, computing with the nearest levels, learning rate to 0", ROUND_COLD, ROUNDED),
+        _averaged("rounded-cold", "level-first, computing with the nearest levels", ROUND_COLD, ROUNDED),
+        _averaged("binaryconnect-cold", "BinaryConnect", {**BC, **COLD}, STRAIGHT),
+        _averaged(FULL, "full precision", {"lr": 0.03}, "full-precision"),
     ),
     "What a full-precision net can teach (its lr .03)": (
         Idea("level-first", "level-first, the labels alone"),

@@ -126,6 +126,8 @@ LEVEL_FIRST = Contender(
             {"lr": 0.03, "alpha": 0.05, "start": 0.5, "power": 0.5},
             {"lr": 0.06, "alpha": 0.05, "start": 0.5, "power": 0.5},
             {"lr": 0.06, "alpha": 0.05, "start": 0.3, "power": 0.5},
+            {"lr": 0.03, "alpha": 0.05, "start": 0.5, "power": 0.5, "min_lr": 0.0, "cosine_end": 1.0},
+            {"lr": 0.06, "alpha": 0.05, "start": 0.5, "power": 0.5, "min_lr": 0.0, "cosine_end": 1.0},
         ),
         chosen=6,
     ),

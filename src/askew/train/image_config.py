@@ -13,6 +13,7 @@ from askew.core import LevelSet, Per
 from askew.methods.registry import METHODS, method
 from askew.models.resnet import Stem
 from askew.nn.straight_through import SignGradient
+from askew.optim.average import check as check_average
 from askew.train import low_bit
 from askew.train.config import Schedule, TrainConfig
 from askew.train.device import device_named
@@ -90,6 +91,8 @@ class ImageTraining:
     """Layers captured one after another: the last begins after this part of the way from start to end (level-first)."""
     K: float | None = None
     """Factor by which the paper's form lowers epsilon each hundredth of the run."""
+    average: float | None = None
+    """Score and ship the running mean of the weights over about this last part of the steps (0: as they are)."""
     options: dict[str, bool | int | float | str] | None = field(default=None, hash=False)
     """Options of the method by name, such as: rate 0.001 freeze 0.7 (ProxQuant)."""
     seed: int = 0
@@ -150,6 +153,7 @@ class ImageTraining:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be 1 or more, got {value}")
+        check_average(self.recipe.average)
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must lie in 0..2^32-1, got {self.seed}")
         if self.teacher_share is not None and not (self.teacher and 0 < self.teacher_share <= 1):
@@ -274,6 +278,7 @@ class ImageTraining:
         elsewhere = {"data", "out", "device", "row", "workers", "check_data", "val_map", "batch"}
         elsewhere |= {"tensorboard", "keep_every", "keep_steps", "keep_best"}
         own = {k: v for k, v in asdict(self).items() if k not in elsewhere and k not in RECIPE_FIELDS}
+        own["average"] = self.recipe.average or None
         own["init"] = None if self.init is None else self.init.name
         own["teacher"] = None if self.teacher is None else self.teacher.name
         own["teacher_share"] = None if self.teacher is None else self.share

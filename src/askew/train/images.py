@@ -132,9 +132,11 @@ def build_optimizer(config: ImageTraining, net: nn.Module, total_steps: int) -> 
             scale=low_bit.scale(config),
             per=per,
             total_steps=total_steps,
+            average=config.recipe.average,
         )
     made = method(config.method, **config.recipe.options)
-    return MethodOptimizer(base, made, scale=low_bit.scale(config, made), per=per, total_steps=total_steps)
+    scale, mean = low_bit.scale(config, made), config.recipe.average
+    return MethodOptimizer(base, made, scale=scale, per=per, total_steps=total_steps, average=mean)
 
 
 def digests(config: ImageTraining) -> dict[str, str]:

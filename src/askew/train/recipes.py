@@ -19,7 +19,7 @@ DITHERED, ROUNDED = "askew-level-first-dithered", "askew-level-first-rounded"
 
 @dataclass(frozen=True)
 class Recipe:
-    """Learning rate of Adam and its schedule, ASkew's annealing, the method's own options."""
+    """Learning rate of Adam and its schedule, ASkew's annealing, the running mean, the method's own options."""
 
     lr: float = 0.03
     schedule: Schedule = "cosine"
@@ -34,6 +34,7 @@ class Recipe:
     by: By = "radius"
     stagger: float = 0.0
     K: float = 0.88
+    average: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def annealing(self, method: str) -> Annealing | None:

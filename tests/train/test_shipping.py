@@ -53,7 +53,12 @@ def test_the_shipped_net_says_what_the_trained_one_says(run: tuple[Path, Path], 
     assert len(net.metadata["mean"]) == 3
 
 
-OTHERS = [{"bits": 2, "activation_bits": 4}, {"activation_bits": 1}, {"method": "binaryconnect"}]
+OTHERS = [
+    {"bits": 2, "activation_bits": 4},
+    {"activation_bits": 1},
+    {"method": "binaryconnect"},
+    {"method": "binaryconnect", "average": 0.5},
+]
 
 
 @pytest.mark.parametrize("options", OTHERS)

@@ -46,6 +46,19 @@ def test_every_parameter_is_a_weight_that_takes_levels(kind):
     assert not any(m.affine for m in norms)
 
 
+@every
+def test_affine_gives_every_norm_but_the_last_a_scale_and_a_bias(kind):
+    plain, model = MAKE[kind](), MAKE[kind](affine=True)
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
+    assert [m.affine for m in norms] == [True] * (len(norms) - 1) + [False]
+    taken, rest = askew.groups(model, levels=B)
+    assert names(taken) == [name for name, _ in plain.named_parameters()]
+    assert rest["levels"] is None and len(rest["params"]) == 2 * (len(norms) - 1)
+    missing = model.load_state_dict(plain.state_dict(), strict=False)
+    assert set(missing.missing_keys) == set(names(rest)) and not missing.unexpected_keys
+    assert torch.equal(model.eval()(images()), plain.eval()(images()))  # scales start at 1, biases at 0
+
+
 @two
 def test_first_and_last_layer_stay_out_by_name(kind):
     model = MAKE[kind]()

@@ -58,6 +58,9 @@ OTHERS = [
     {"activation_bits": 1},
     {"method": "binaryconnect"},
     {"method": "binaryconnect", "average": 0.5},
+    {"affine": True},
+    {"stagger": 0.5},
+    {"affine": True, "activation_bits": 1},
 ]
 
 

@@ -1,4 +1,4 @@
-"""ResNet-18 of the TinyImageNet and ImageNet runs: no biases, BatchNorm without affine after every layer."""
+"""ResNet-18 of the TinyImageNet and ImageNet runs: no biases, a BatchNorm (without affine) after every layer."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ class BasicBlock(nn.Module):
     The shortcut is the identity, or a 1x1 convolution and BN where the shape changes.
     """
 
-    def __init__(self, inside: int, outside: int, stride: int, activation: Callable[[], nn.Module]) -> None:
+    def __init__(
+        self, inside: int, outside: int, stride: int, activation: Callable[[], nn.Module], affine: bool = False
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inside, outside, 3, stride, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(outside, affine=False)
+        self.norm1 = nn.BatchNorm2d(outside, affine=affine)
         self.activation1 = activation()
         self.conv2 = nn.Conv2d(outside, outside, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(outside, affine=False)
+        self.norm2 = nn.BatchNorm2d(outside, affine=affine)
         self.activation2 = activation()
         self.shortcut = nn.Sequential()
         if stride != 1 or inside != outside:
             self.shortcut.add_module("conv", nn.Conv2d(inside, outside, 1, stride, bias=False))
-            self.shortcut.add_module("norm", nn.BatchNorm2d(outside, affine=False))
+            self.shortcut.add_module("norm", nn.BatchNorm2d(outside, affine=affine))
 
     def forward(self, x: Tensor) -> Tensor:
         y = norm_activation(self.conv1(x), self.norm1, self.activation1)
@@ -45,6 +47,7 @@ class ResNet18(nn.Module):
                 "small": 3x3 stride 1 and no pool, for 32x32 and 64x64; 11,261,632 weights for 200 classes
     activation  makes one module for the stem and two for each block: seventeen of them
     head_norm   BatchNorm after the linear layer as well
+    affine      the convolutions' BatchNorm with a learnt scale and bias for each channel (the paper's has none)
 
     Any image size will do. Weights start at torch's default (Kaiming uniform, +-1/sqrt(fan_in)). Their modules go by
     stem.conv, stages.0.0.conv1 ... stages.3.1.conv2, stages.1.0.shortcut.conv and head.linear, names for the patterns
@@ -57,14 +60,15 @@ class ResNet18(nn.Module):
         stem: Stem = "imagenet",
         activation: Callable[[], nn.Module] = nn.ReLU,
         head_norm: bool = True,
+        affine: bool = False,
     ) -> None:
         super().__init__()
-        self.stem = _stem(stem, activation())
+        self.stem = _stem(stem, activation(), affine)
         self.stages = nn.Sequential(
-            _stage(64, 64, 1, activation),
-            _stage(64, 128, 2, activation),
-            _stage(128, 256, 2, activation),
-            _stage(256, 512, 2, activation),
+            _stage(64, 64, 1, activation, affine),
+            _stage(64, 128, 2, activation, affine),
+            _stage(128, 256, 2, activation, affine),
+            _stage(256, 512, 2, activation, affine),
         )
         layers: list[tuple[str, nn.Module]] = [
             ("pool", nn.AdaptiveAvgPool2d(1)),
@@ -79,17 +83,18 @@ class ResNet18(nn.Module):
         return self.head(self.stages(self.stem(x)))
 
 
-def _stage(inside: int, outside: int, stride: int, activation: Callable[[], nn.Module]) -> nn.Sequential:
-    return nn.Sequential(BasicBlock(inside, outside, stride, activation), BasicBlock(outside, outside, 1, activation))
+def _stage(inside: int, outside: int, stride: int, activation: Callable[[], nn.Module], affine: bool) -> nn.Sequential:
+    first = BasicBlock(inside, outside, stride, activation, affine)
+    return nn.Sequential(first, BasicBlock(outside, outside, 1, activation, affine))
 
 
-def _stem(kind: Stem, activation: nn.Module) -> Chain:
+def _stem(kind: Stem, activation: nn.Module, affine: bool) -> Chain:
     if kind not in get_args(Stem):
         raise ValueError(f"no stem named {kind!r}; known: {', '.join(get_args(Stem))}")
     size, stride = (3, 1) if kind == "small" else (7, 2)
     layers: list[tuple[str, nn.Module]] = [
         ("conv", nn.Conv2d(3, 64, size, stride, padding=size // 2, bias=False)),
-        ("norm", nn.BatchNorm2d(64, affine=False)),
+        ("norm", nn.BatchNorm2d(64, affine=affine)),
         ("activation", activation),
     ]
     if kind != "small":

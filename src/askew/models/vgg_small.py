@@ -1,4 +1,4 @@
-"""VGG-small, the ConvNet of the CIFAR-10 runs: no biases, BatchNorm without affine after every layer."""
+"""VGG-small, the ConvNet of the CIFAR-10 runs: no biases, BatchNorm (in the paper without affine) after every layer."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class VGGSmall(nn.Module):
                 so that the BN just before the sign centres what the sign sees. Pooling after it would leave +-1 too,
                 but mostly +1: the largest of four. The two orders agree once BN's statistics are given.
     head_norm   BatchNorm after the linear layer as well
+    affine      the convolutions' BatchNorm with a learnt scale and bias for each channel (the paper's has none)
 
     Weights start at torch's default (Kaiming uniform, +-1/sqrt(fan_in)). Their modules go by features.0.conv ...
     features.5.conv and head.linear, names for the patterns of `askew.groups`.
@@ -34,6 +35,7 @@ class VGGSmall(nn.Module):
         image: int = 32,
         pool_first: bool = False,
         head_norm: bool = True,
+        affine: bool = False,
     ) -> None:
         super().__init__()
         if image < 8:
@@ -41,7 +43,7 @@ class VGGSmall(nn.Module):
         channels = [3, width, width, 2 * width, 2 * width, 4 * width, 4 * width]
         self.features = nn.Sequential()
         for i, (inside, outside) in enumerate(pairwise(channels)):
-            self.features.append(_block(inside, outside, activation(), pool=i % 2 == 1, pool_first=pool_first))
+            self.features.append(_block(inside, outside, activation(), i % 2 == 1, pool_first, affine))
         layers: list[tuple[str, nn.Module]] = [
             ("flatten", nn.Flatten()),
             ("linear", nn.Linear(4 * width * (image // 8) ** 2, classes, bias=False)),
@@ -54,11 +56,11 @@ class VGGSmall(nn.Module):
         return self.head(self.features(x))
 
 
-def _block(inside: int, outside: int, activation: nn.Module, pool: bool, pool_first: bool) -> Chain:
+def _block(inside: int, outside: int, activation: nn.Module, pool: bool, pool_first: bool, affine: bool) -> Chain:
     """conv -> BN -> activation, with a pool at the end or right after the convolution."""
     layers: list[tuple[str, nn.Module]] = [
         ("conv", nn.Conv2d(inside, outside, 3, padding=1, bias=False)),
-        ("norm", nn.BatchNorm2d(outside, affine=False)),
+        ("norm", nn.BatchNorm2d(outside, affine=affine)),
         ("activation", activation),
     ]
     if pool:

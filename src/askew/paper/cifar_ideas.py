@@ -57,6 +57,11 @@ def _averaged(beside: str, label: str, settings: Settings, method: str) -> Idea:
     return Idea(f"mean-{beside}", f"{label}, from the mean", {**settings, "average": MEAN}, method, beside=beside)
 
 
+def _affine(beside: str, label: str, settings: Settings, method: str) -> Idea:
+    """A row with affine BatchNorm, compared with the same without it."""
+    return Idea(f"affine-{beside}", f"{label}, with", {**settings, "affine": True}, method, beside=beside)
+
+
 QUESTIONS: dict[str, tuple[Idea, ...]] = {
     "What there is to gain": (
         Idea("full", "full precision, lr .01", {"lr": 0.01}, "full-precision"),
@@ -112,6 +117,13 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         _averaged("rounded-cold", "level-first, computing with the nearest levels", ROUND_COLD, ROUNDED),
         _averaged("binaryconnect-cold", "BinaryConnect", {**BC, **COLD}, STRAIGHT),
         _averaged(FULL, "full precision", {"lr": 0.03}, "full-precision"),
+    ),
+    "BatchNorm with a learnt scale and bias for each channel": (
+        Idea("rounded-cold", "level-first, computing with the nearest levels, without", ROUND_COLD, ROUNDED),
+        _affine("rounded-cold", "level-first, computing with the nearest levels", ROUND_COLD, ROUNDED),
+        _affine("binaryconnect-cold", "BinaryConnect", {**BC, **COLD}, STRAIGHT),
+        _affine("parq-longer", "PARQ, lr .06, annealed until 90%", LONGER, "parq"),
+        _affine(FULL, "full precision", {"lr": 0.03}, "full-precision"),
     ),
     "What a full-precision net can teach (its lr .03)": (
         Idea("level-first", "level-first, the labels alone"),

@@ -107,6 +107,8 @@ class ImageTraining:
     """Width of VGG-small's first layer (CIFAR-10; 128 if not given)."""
     stem: Stem | None = None
     """ResNet-18's first layer: tiny or imagenet (7x7 and a pool), small (3x3)."""
+    affine: bool = False
+    """BatchNorm with a learnt scale and bias for each channel, which the paper's nets do not have."""
     skip: tuple[str, ...] = ()
     """Layers left in full precision, by name or pattern, such as head.linear."""
     pad: int | None = None
@@ -279,6 +281,7 @@ class ImageTraining:
         elsewhere |= {"tensorboard", "keep_every", "keep_steps", "keep_best"}
         own = {k: v for k, v in asdict(self).items() if k not in elsewhere and k not in RECIPE_FIELDS}
         own["average"] = self.recipe.average or None
+        own["affine"] = self.affine or None
         own["init"] = None if self.init is None else self.init.name
         own["teacher"] = None if self.teacher is None else self.teacher.name
         own["teacher_share"] = None if self.teacher is None else self.share

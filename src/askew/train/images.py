@@ -30,6 +30,7 @@ from askew.train.source import Shelf, Source, image_sources
 from askew.train.teacher import Objective, labelled, taught_by
 from askew.train.worker_source import imagenet_sources
 
+AFFINE_RATE = 0.1  # of the weights' learning rate: that of BatchNorm's scales and biases, which start at 1 and 0
 KEEP_SECONDS = 120.0  # an epoch that ends so long after the last checkpoint is kept as well
 
 
@@ -98,6 +99,7 @@ def build_model(config: ImageTraining, classes: int) -> nn.Module:
 
 
 def _net(config: ImageTraining, classes: int, **options: Any) -> nn.Module:
+    options["affine"] = config.affine
     if config.defaults.model == "vgg-small":
         return model_named("vgg-small", width=config.width or WIDTH, classes=classes, **options)
     return model_named("resnet18", stem=config.stem or config.defaults.stem, classes=classes, **options)
@@ -114,12 +116,24 @@ def build_objective(config: ImageTraining, classes: int) -> Objective:
     return teacher
 
 
+def _vectors_slower(chosen: list[dict[str, Any]], lr: float) -> list[dict[str, Any]]:
+    """The groups with BatchNorm's scales and biases, if there are any, in one of their own at that learning rate."""
+    out = []
+    for group in chosen:
+        vectors = [] if group["levels"] is not None else [(n, p) for n, p in group["params"] if p.ndim == 1]
+        names = {n for n, _ in vectors}
+        others = [(n, p) for n, p in group["params"] if n not in names]
+        out += [{**group, "params": others}] if others else []
+        out += [{**group, "params": vectors, "lr": lr}] if vectors else []
+    return out
+
+
 def build_optimizer(config: ImageTraining, net: nn.Module, total_steps: int) -> MethodOptimizer:
     """The method around Adam."""
     settings = config.settings()
     per = config.per or "tensor"
     in_turn = isinstance(settings.annealing, LevelFirst) and settings.annealing.stagger > 0
-    chosen = groups(net, levels=config.levels, skip=config.skip, in_turn=in_turn)
+    chosen = _vectors_slower(groups(net, config.levels, config.skip, in_turn=in_turn), AFFINE_RATE * settings.lr)
     cuda = config.where.type == "cuda"
     base: Optimizer = torch.optim.Adam(chosen, lr=settings.lr, fused=cuda, capturable=cuda and settings.static)
     if settings.annealing is not None:

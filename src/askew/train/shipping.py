@@ -20,7 +20,7 @@ from askew.train.record import Record
 from askew.train.source import image_sources
 
 # what of a run's settings decides its net and its levels; the optimizer's state brings the rest
-DECISIVE = ("method", "bits", "activation_bits", "form", "per", "sign_gradient", "seed", "skip")
+DECISIVE = ("method", "bits", "activation_bits", "form", "per", "sign_gradient", "seed", "skip", "affine")
 BATCH = 500
 
 
@@ -67,6 +67,8 @@ def settings_of(record: Record, data: Path | None) -> ImageTraining:
     """The run's settings as far as they decide its net."""
     kept = {name: record.config[name] for name in DECISIVE if record.config.get(name) is not None}
     kept["skip"] = tuple(kept.get("skip", ()))
+    if (record.config.get("annealing") or {}).get("stagger"):
+        kept["stagger"] = record.config["annealing"]["stagger"]  # a group for each layer
     net = "width" if record.config.get("model") == "vgg-small" else "stem"
     options = record.config.get("options") or None
     return ImageTraining(

@@ -100,8 +100,8 @@ def test_snapped_weights_are_those_of_the_mean() -> None:
         assert torch.equal(held, torch.where(mean >= 0, 1.0, -1.0))
 
 
-@pytest.mark.parametrize("make", [rounded, plain])
-def test_after_the_last_step_level_first_is_on_the_means_levels(make: Make) -> None:
+@pytest.mark.parametrize("make", [made, rounded, plain])
+def test_the_last_step_leaves_the_weights_on_the_means_levels(make: Make) -> None:
     params = weights()
     optimizer = make(params, 0.5)
     take(optimizer, STEPS)
@@ -119,6 +119,8 @@ def test_full_precision_has_a_mean_too() -> None:
     assert not torch.equal(mean, params[0])
     with askew.snapped(optimizer):
         assert torch.equal(params[0], mean)
+    take(optimizer, STEPS - 5, 5)
+    assert torch.equal(params[0], optimizer.settled(params[0])) and params[0].detach().unique().numel() > 10
 
 
 @pytest.mark.parametrize("make", [made, rounded, plain])

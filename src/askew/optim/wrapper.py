@@ -168,8 +168,8 @@ class MethodOptimizer(Optimizer):
                 self._step(closure if needs_closure else None)
             if self.average:
                 averages.follow(self)
-                if self.annealing.kind == "capture" and Clock(self.steps - 1, self.total_steps).last:
-                    self.snap_()  # after its last step level-first is on levels: those of the means
+                if Clock(self.steps - 1, self.total_steps).last:
+                    self.snap_()  # the run ends where its means say
         self.base._opt_called = True  # pyright: ignore[reportAttributeAccessIssue] # a scheduler on the base may ask
         return loss
 
@@ -470,7 +470,8 @@ class ASkew(MethodOptimizer):
     master       bfloat16 weights are rounded from float32 copies, which are what is optimised, with float32 moments
                  (8 more bytes each); needs the fused step
     average      put on levels (`snapped`, `snap_`, export) is the running mean of the weights over about this last
-                 part of the steps (optim/average.py; 4 more bytes each); 0: the weights as they are
+                 part of the steps (optim/average.py; 4 more bytes each); the last step leaves the weights there. 0: the
+                 weights as they are
     """
 
     def __init__(

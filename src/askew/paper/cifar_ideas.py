@@ -25,6 +25,8 @@ COLD: Settings = {"min_lr": 0.0, "cosine_end": 1.0}
 ROUND_COLD: Settings = {**ROUND, **COLD}
 FULL = "full-faster"
 MEAN = 0.05
+BOTH: Settings = {"average": MEAN, "affine": True}
+BEST = "full-together"
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,12 @@ def _averaged(beside: str, label: str, settings: Settings, method: str) -> Idea:
 def _affine(beside: str, label: str, settings: Settings, method: str) -> Idea:
     """A row with affine BatchNorm, compared with the same without it."""
     return Idea(f"affine-{beside}", f"{label}, with", {**settings, "affine": True}, method, beside=beside)
+
+
+def _together(beside: str, label: str, settings: Settings, method: str) -> Idea:
+    """A row with all three, compared with the same without any."""
+    own = {**settings, **BOTH, "teacher_share": 0.9}
+    return Idea(f"together-{beside}", f"{label}, with", own, method, BEST, beside)
 
 
 QUESTIONS: dict[str, tuple[Idea, ...]] = {
@@ -136,6 +144,22 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         _taught("parq", "PARQ, lr .06, annealed until 90%", 0.9, LONGER, "parq", "parq-longer"),
         _taught("mirror", "mirror descent", 0.9, MIRROR, "md-tanh", "mirror"),
         _taught("full", "full precision", 0.9, {"lr": 0.03}, "full-precision", FULL),
+        Idea(
+            "taught-by-mean",
+            "BinaryConnect, lr to 0, 90% of the loss an averaged teacher's",
+            {**BC, **COLD, "teacher_share": 0.9},
+            STRAIGHT,
+            f"mean-{FULL}",
+            "binaryconnect-cold",
+        ),
+    ),
+    "Together: affine BatchNorm, running mean, and a teacher of that kind (90% of the loss)": (
+        Idea("rounded-cold", "level-first, computing with the nearest levels, without", ROUND_COLD, ROUNDED),
+        _together("rounded-cold", "level-first, computing with the nearest levels", ROUND_COLD, ROUNDED),
+        _together("binaryconnect-cold", "BinaryConnect", {**BC, **COLD}, STRAIGHT),
+        _together("parq-longer", "PARQ, lr .06, annealed until 90%", LONGER, "parq"),
+        Idea(BEST, "full precision, the teacher", {"lr": 0.03, **BOTH}, "full-precision", beside=FULL),
+        _together(FULL, "full precision", {"lr": 0.03}, "full-precision"),
     ),
 }
 

@@ -56,3 +56,14 @@ def test_layers_left_in_full_precision_exist() -> None:
     for idea in QUESTIONS["Which layers cost it (BinaryConnect)"][1:]:
         left = [g for g in groups(net, levels=binary(), skip=idea.settings["skip"]) if g["levels"] is None]
         assert sum(len(g["params"]) for g in left) == len(idea.settings["skip"])
+
+
+def test_some_ideas_alone_bring_their_teachers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = FakeGrid()
+    config = CifarIdeas(tmp_path / "data", out=tmp_path / "results", seeds=1, epochs=10)
+    monkeypatch.setattr(image_runs, "run_grid", grid)
+    cifar_ideas.run(replace(config, ideas=("rounded", "together-rounded-cold")))
+    assert [job.row.key for job in grid.asked if job.row] == ["rounded", "full-together", "together-rounded-cold"]
+    assert grid.asked[-1].affine and grid.asked[-1].average == 0.05 and grid.asked[-1].teacher_share == 0.9
+    with pytest.raises(ValueError, match="no idea named 'rouded'; known: full, full-faster"):
+        replace(config, ideas=("rouded",))

@@ -178,9 +178,25 @@ class CifarIdeas(ImageRuns):
     """Training images held out for scoring."""
     width: int | None = None
     """Width of VGG-small's first layer (128 if not given); less for a trial."""
+    ideas: tuple[str, ...] = ()
+    """Only these ideas, by the keys in their records' names (all if not given); a teacher is trained where one is asked
+    for."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        strange = [key for key in self.ideas if key not in ideas()]
+        if strange:
+            raise ValueError(f"no idea named {strange[0]!r}; known: {', '.join(ideas())}")
 
     def own(self) -> dict[str, Any]:
         return {"width": self.width, "holdout": self.holdout}
+
+    def chosen(self) -> list[Idea]:
+        """The ideas to be run, and the teachers they need."""
+        known = ideas()
+        wanted = {*(self.ideas or known)}
+        wanted |= {teacher for key in wanted if (teacher := known[key].teacher)}
+        return [idea for key, idea in known.items() if key in wanted]
 
 
 def ideas() -> dict[str, Idea]:
@@ -189,8 +205,8 @@ def ideas() -> dict[str, Idea]:
 
 
 def run(config: CifarIdeas, on_status: OnJob | None = None) -> list[Record]:
-    """Make the runs that are missing; the records of all."""
-    jobs = [_job(config, idea, seed) for seed in range(config.seeds) for idea in ideas().values()]
+    """Make the runs that are missing; the records of all that were asked for."""
+    jobs = [_job(config, idea, seed) for seed in range(config.seeds) for idea in config.chosen()]
     return complete(jobs, config, on_status)
 
 

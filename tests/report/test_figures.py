@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
+from itertools import pairwise
 
 import matplotlib as mpl
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from report_records import run, three_methods
 
 from askew.report.figures import Curve, _pooled, accuracies, arrival, curves, save, svg, weight_histograms
@@ -53,6 +55,29 @@ def test_accuracies_show_every_seed_and_equal_ones_side_by_side():
     runs = [run("askew", s, summary={"accuracy": 98.0}) for s in range(3)]
     points = accuracies(runs, "accuracy", "accuracy (%)").axes[0].collections[0].get_offsets()
     assert len({tuple(p) for p in points.tolist()}) == 3
+
+
+def test_no_accuracy_above_a_hundred_per_cent_is_on_the_axis():
+    shown = accuracies([run("askew", 0, summary={"accuracy": 99.0})], "accuracy", "accuracy (%)").axes[0]
+    low, high = shown.get_xlim()
+    assert 90 < low < 99 < high <= 100.5
+    free = accuracies([run("askew", 0, summary={"seconds": 150.0})], "seconds", "seconds").axes[0]
+    assert free.get_xlim()[1] > 150
+
+
+@pytest.mark.parametrize("lowest", [0.9, 0.05, 0.001, 1e-6])
+def test_labels_of_a_long_logarithmic_axis_do_not_overlap(lowest):
+    made = run("askew", 0)
+    made.metrics["epoch_loss"] = {"step": [1, 2, 3], "value": [2.0, (2 * lowest) ** 0.5, lowest]}
+    figure = curves([made], Curve("epoch_loss", "loss", log=True))
+    FigureCanvasAgg(figure).draw()
+    axes = figure.axes[0]
+    low, high = axes.get_ylim()
+    boxes = [
+        t.get_window_extent() for t in axes.get_yticklabels() if t.get_text() and low <= t.get_position()[1] <= high
+    ]
+    boxes.sort(key=lambda box: box.y0)
+    assert len(boxes) >= 3 and all(a.y1 <= b.y0 for a, b in pairwise(boxes))
 
 
 def test_arrival_shows_parts_in_per_cent():

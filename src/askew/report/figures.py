@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,13 +59,19 @@ def curves(runs: Sequence[Run], curve: Curve, size: tuple[float, float] = (4.6, 
     axes.set(xlabel="epoch", ylabel=curve.label)
     if curve.log:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7), numticks=15))
+        axes.yaxis.set_major_locator(LogLocator(subs=_ticks(*axes.dataLim.intervaly), numticks=15))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
         axes.yaxis.set_minor_formatter(FuncFormatter(lambda v, _: ""))
     axes.set_ylim(curve.low, curve.high)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.legend(handlelength=2.6)
     return figure
+
+
+def _ticks(low: float, high: float) -> tuple[float, ...]:
+    """Numbers of a decade to be named on a logarithmic axis: the fewer, the longer it is."""
+    decades = math.log10(high / low) if 0 < low < high else 0.0
+    return (1, 1.5, 2, 3, 4, 5, 7) if decades < 1 else (1, 2, 5) if decades < 2.2 else (1, 3) if decades < 4 else (1,)
 
 
 @styled
@@ -86,6 +93,8 @@ def accuracies(runs: Sequence[Run], key: str, label: str, width: float = 4.6) ->
     axes.spines["left"].set_visible(False)
     axes.set_xlabel(label)
     axes.margins(x=0.12)
+    if label.endswith("(%)"):
+        axes.set_xlim(max(0.0, axes.get_xlim()[0]), min(100.4, axes.get_xlim()[1]))
     return figure
 
 

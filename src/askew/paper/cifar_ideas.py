@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from askew.paper.image_runs import ImageRuns, checkpoint, complete, training
-from askew.paper.images_common import KINDS, Experiment, Settings
+from askew.paper.images_common import COLD, KINDS, Experiment, Settings
 from askew.train.grid_job import OnJob
 from askew.train.image_config import ImageTraining
 from askew.train.record import Record
@@ -21,7 +21,6 @@ BC: Settings = {"lr": 0.03}
 LONGER: Settings = {"lr": 0.06, "options": {"anneal_end": 0.9}}
 MIRROR: Settings = {"lr": 0.03, "options": {"beta": 1.0, "growth": 1.1}}
 ROUND: Settings = {"lr": 0.03, "min_lr": 0.001, "cosine_end": 0.95}  # as level-first has it
-COLD: Settings = {"min_lr": 0.0, "cosine_end": 1.0}
 ROUND_COLD: Settings = {**ROUND, **COLD}
 FULL = "full-faster"
 MEAN = 0.05

@@ -21,6 +21,7 @@ KINDS: dict[Kind, Settings] = {  # a method's options are those a table names, n
     "paper": {"schedule": "steps", "options": {}},
     "best": {"schedule": "cosine", "options": {}},
 }
+COLD: Settings = {"min_lr": 0.0, "cosine_end": 1.0}  # a cosine down to nothing at the end of the run
 STEPS = (50, 65, 90)  # epochs of 100 at which the paper looks at its form of ASkew
 OURS = "askew-level-first"
 MISSING = "not run"

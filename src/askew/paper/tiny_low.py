@@ -17,7 +17,7 @@ from typing import Any
 from askew.models.resnet import Stem
 from askew.paper import low_bit
 from askew.paper.image_runs import ImageTable
-from askew.paper.images_common import Search, Settings
+from askew.paper.images_common import COLD, Search, Settings
 from askew.paper.low_bit import LowBit, Row, Widths
 from askew.train.grid_job import OnJob
 from askew.train.record import Record
@@ -28,7 +28,7 @@ PAPER: Settings = {"lr": 0.06}
 
 
 def level_first(form: str, lr: float, alpha: float = 0.05, start: float = 0.5) -> Settings:
-    return {"lr": lr, "alpha": alpha, "start": start, "form": form}
+    return {"lr": lr, "alpha": alpha, "start": start, "form": form, **COLD}
 
 
 OURS = (

@@ -101,8 +101,8 @@ def test_a_missing_rival_is_left_out_and_said(error, said, tmp_path, monkeypatch
     (record,) = steps.run(config)
     assert record.summary["PARQ"] == {"missing": said}
     shown = steps_report.table(record, 1e10)
-    assert shown.rows[1][1] == "–" and shown.note.endswith(f" ResNet-18, PARQ: {said}.")
-    assert f"PARQ: {said}." in steps_report.summary([record]).note
+    assert shown.rows[1][1] == "–" and shown.note.endswith(f" Not measured: PARQ on ResNet-18 ({said}).")
+    assert f"PARQ on ResNet-18 ({said})." in steps_report.summary([record]).note
 
 
 @pytest.mark.parametrize("name", ["ASkew, level-first", "ASkew, paper form"])

@@ -150,6 +150,18 @@ def test_a_checkpoint_without_means_starts_them_at_its_weights() -> None:
     assert new.average == 0.3 and torch.equal(new.settled(params[0]), old.underlying(old.param_groups[0]["params"][0]))
 
 
+def test_a_checkpoint_that_says_no_means_ends_them() -> None:
+    old = made(weights(), 0.0)
+    take(old, 5)
+    params = [nn.Parameter(p.detach().clone()) for _, p, _ in old.weights()]
+    new = made(params, 0.3)
+    new.load_state_dict(copy.deepcopy(old.state_dict()))
+    assert new.average == 0.0 and len(new.dials()) == len(old.dials())
+    assert new.dial_settings(new.clock) == old.dial_settings(old.clock)
+    for a, b in zip(take(new, 3, 5), take(old, 3, 5), strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
 def test_bfloat16_weights_have_float32_means() -> None:
     params = weights(torch.bfloat16)
     optimizer = made(params, 0.9)

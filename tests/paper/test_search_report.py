@@ -28,7 +28,8 @@ def test_without_records_nothing_is_said_to_be_searched() -> None:
 
 
 def test_the_best_of_the_search_is_simply_chosen() -> None:
-    assert chosen_how([candidate(1)], FOUND, "by hand") == "chosen by one run each on 500 held-out training images"
+    how = chosen_how([candidate(1)], FOUND, "by hand")
+    assert how == "chosen by one run each on 500 held-out training images; settings tried: LUQ 2"
     rows = settings_table([candidate(1)], FOUND).rows
     assert rows == (
         ("LUQ", "lr 0.06", "paper's schedule (tuned)", "–"),
@@ -38,13 +39,18 @@ def test_the_best_of_the_search_is_simply_chosen() -> None:
 
 
 def test_a_setting_in_use_that_lost_the_search_is_named() -> None:
-    assert chosen_how([candidate(0)], FOUND, "by hand").endswith("not the best found there: LUQ (50.00 against 60.00)")
+    how = chosen_how([candidate(0)], FOUND, "by hand")
+    assert how.endswith("not the best found there: LUQ (50.00 against 60.00); settings tried: LUQ 2")
     assert "LUQ (the one in use was not tried)" in chosen_how([candidate(0)], FOUND[1:], "by hand")
 
 
 def test_methods_without_a_search_are_named() -> None:
     how = chosen_how([candidate(1), candidate(method="lsq")], FOUND, "by hand")
-    assert how == "chosen by one run each on 500 held-out training images (LSQ: by hand)"
+    assert how == "chosen by one run each on 500 held-out training images (LSQ: by hand); settings tried: LUQ 2"
+
+
+def test_settings_still_to_be_run_do_not_count_as_tried() -> None:
+    assert chosen_how([candidate(1)], FOUND[1:], "by hand").endswith("; settings tried: LUQ 1 of 2")
 
 
 def test_words_stand_left_and_numbers_right() -> None:

@@ -47,9 +47,10 @@ def facts_of(record: Record) -> dict[str, dict[str, Any]]:
 
 
 def lacking(records: Sequence[Record]) -> str:
-    """A sentence on each optimizer that could not run, and why; empty if all could."""
-    lost = [(r, name, fact["missing"]) for r in records for name, fact in r.summary.items() if "missing" in fact]
-    return "".join(f" {TITLES[r.config['case']]}, {name}: {why}." for r, name, why in lost)
+    """A sentence on the optimizers that could not run, and why; empty if all could."""
+    facts = [(TITLES[r.config["case"]], *found) for r in records for found in r.summary.items()]
+    lost = [f"{name} on {case} ({fact['missing']})" for case, name, fact in facts if "missing" in fact]
+    return f" Not measured: {', '.join(lost)}." if lost else ""
 
 
 def bandwidth(records: Sequence[Record]) -> float:

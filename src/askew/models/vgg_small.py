@@ -1,4 +1,4 @@
-"""VGG-small, the ConvNet of the CIFAR-10 runs: no biases, BatchNorm (in the paper without affine) after every layer."""
+"""VGG-small, the ConvNet of the CIFAR-10 runs: no biases, a BatchNorm (without affine) after every layer."""
 
 from __future__ import annotations
 

@@ -326,8 +326,11 @@ class MethodOptimizer(Optimizer):
                     p.copy_(sharding.apply(self.method, "forward_weight", site, site.memory["latent"]))
 
     def _restore_values(self) -> None:
-        """After loading: the numbers as the last step before the checkpoint used them."""
-        self._set_dials(Clock(max(0, self.steps - 1), self.total_steps))
+        """After loading: the numbers as the last step before the checkpoint used them, and no others."""
+        last = Clock(max(0, self.steps - 1), self.total_steps)
+        known = self._numbers_at(last)
+        self._numbers_on = {at: held for at, held in self._numbers_on.items() if at[0] in known}
+        self._set_dials(last)
 
     def _set_value(self, position: int, group: Group, clock: Clock) -> None:
         number = self._numbers[position] = self._value_of(position, clock)

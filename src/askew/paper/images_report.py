@@ -22,7 +22,7 @@ def present(experiment: Experiment, records: Sequence[Record]) -> Presentation:
     rows = rows_of(experiment, [r for r in records if r.experiment == experiment.name])
     searched = [r for r in records if r.experiment == f"{experiment.name}-search"]
     how = chosen_how(candidates(experiment), searched, experiment.settings_from)
-    tables = [table(experiment, rows, metric, note(experiment, rows, how)) for metric in experiment.metrics]
+    tables = [table(experiment, rows, metric, note(rows, how)) for metric in experiment.metrics]
     if experiment.steps:
         tables.append(steps_table(rows["askew", "paper"], experiment.steps))
     tables.append(settings_table(candidates(experiment), searched))

@@ -35,17 +35,15 @@ def lead(experiment: Experiment, rows: Rows) -> str:
     )
 
 
-def note(experiment: Experiment, rows: Rows, how: str) -> str:
+def note(rows: Rows, how: str) -> str:
     """What the numbers mean and how the settings of the best schedule were chosen."""
     some = [r.config for own in rows.values() for r in own]
     shown = data_words(some)
-    tried = "; ".join(f"{c.label} {len(c.search.tried)}" for c in experiment.contenders)
     return (
         f"{shown + '. ' if shown else ''}After the last epoch, weights on their levels (not full precision's) and "
         "BatchNorm re-estimated on training images; mean ± sample standard deviation over n seeds (the paper: best "
         "epoch). Gap: full precision at the same kind of schedule minus this. Paper's schedule: learning rate halved "
-        "at 20% and 40% of the run. Best schedule: cosine, settings "
-        f"{how}; how many a search has: {tried}."
+        f"at 20% and 40% of the run. Best schedule: cosine, settings {how}."
     )
 
 

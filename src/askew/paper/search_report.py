@@ -32,6 +32,11 @@ class Candidate:
         found = [self.held_out(tried, searched) for tried in (self.search.tried if self.search else ())]
         return [one.mean for one in found if one]
 
+    def count(self, searched: Sequence[Record]) -> str:
+        """How many settings were tried: '3', or '3 of 5' while some of the search are still to be run."""
+        done, whole = len(self.scores(searched)), len(self.search.tried) if self.search else 0
+        return f"{done}" if done == whole else f"{done} of {whole}"
+
     def overruled(self, searched: Sequence[Record]) -> str:
         """Words for a setting in use that is not the best of those tried; nothing if it is, or if none was tried."""
         scores = self.scores(searched)
@@ -51,7 +56,8 @@ def chosen_how(candidates: Sequence[Candidate], searched: Sequence[Record], othe
     rest = f" ({', '.join(others)}: {otherwise})" if others else ""
     overruled = [text for c in candidates if (text := c.overruled(searched))]
     kept = f"; not the best found there: {', '.join(overruled)}" if overruled else ""
-    return f"chosen by one run each on {_held(searched)} held-out training images{rest}{kept}"
+    counts = "; ".join(f"{c.label} {c.count(searched)}" for c in candidates if c.scores(searched))
+    return f"chosen by one run each on {_held(searched)} held-out training images{rest}{kept}; settings tried: {counts}"
 
 
 def settings_table(candidates: Sequence[Candidate], searched: Sequence[Record]) -> Grid:

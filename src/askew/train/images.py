@@ -117,7 +117,7 @@ def build_objective(config: ImageTraining, classes: int) -> Objective:
 
 
 def _vectors_slower(chosen: list[dict[str, Any]], lr: float) -> list[dict[str, Any]]:
-    """The groups with BatchNorm's scales and biases, if there are any, in one of their own at that learning rate."""
+    """The groups with BatchNorm's scales and biases in one of their own at that learning rate."""
     out = []
     for group in chosen:
         vectors = [] if group["levels"] is not None else [(n, p) for n, p in group["params"] if p.ndim == 1]
@@ -133,7 +133,9 @@ def build_optimizer(config: ImageTraining, net: nn.Module, total_steps: int) -> 
     settings = config.settings()
     per = config.per or "tensor"
     in_turn = isinstance(settings.annealing, LevelFirst) and settings.annealing.stagger > 0
-    chosen = _vectors_slower(groups(net, config.levels, config.skip, in_turn=in_turn), AFFINE_RATE * settings.lr)
+    chosen = groups(net, levels=config.levels, skip=config.skip, in_turn=in_turn)
+    if config.affine:
+        chosen = _vectors_slower(chosen, AFFINE_RATE * settings.lr)
     cuda = config.where.type == "cuda"
     base: Optimizer = torch.optim.Adam(chosen, lr=settings.lr, fused=cuda, capturable=cuda and settings.static)
     if settings.annealing is not None:

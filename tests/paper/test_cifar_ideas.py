@@ -27,6 +27,7 @@ def test_each_idea_is_run_once_on_held_out_images(tmp_path: Path, monkeypatch: p
         "cosine"
     }
     assert {job.method for job in grid.asked} <= set(METHODS)
+    assert all(job.epochs == (25 if job.row and job.row.key.startswith("long-") else 10) for job in grid.asked)
     cifar_ideas.run(replace(config, seeds=2))
     assert len(grid.asked) == 2 * len(ideas())
     for job in grid.asked:
@@ -36,6 +37,8 @@ def test_each_idea_is_run_once_on_held_out_images(tmp_path: Path, monkeypatch: p
     tables = cifar_ideas_report.present(load_all(config.out)).tables
     assert [len(table.rows) for table in tables] == [len(group) for group in QUESTIONS.values()]
     first, second = tables[0].rows[:2]
+    titles = [table.title for table in tables]
+    assert titles[0].endswith(": 10 epochs") and "At what pace, over the epochs of the tables: 25 epochs" in titles
     assert first[1:3] == ("50.00 ± 0.00", "") and second[1:3] == ("50.00 ± 0.00", "+0.00") and second[-1] == "2"
     (config.out / "cifar-ideas-full-faster-0.json").unlink()
     (config.out / "cifar-ideas-full-faster-1.json").unlink()

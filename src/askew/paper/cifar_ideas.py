@@ -5,7 +5,7 @@ Not in the paper. VGG-small as in cifar-w1; each question changes one thing of i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class Idea:
     """The idea, by its key, whose net teaches this one's."""
     beside: str | None = None
     """The idea, by its key, that it is compared with (the first of its question if not given)."""
+    longer: float = 1.0
+    """Times as many epochs."""
 
 
 def _layers(key: str, label: str, *names: str) -> Idea:
@@ -61,6 +63,11 @@ def _averaged(beside: str, label: str, settings: Settings, method: str) -> Idea:
 def _affine(beside: str, label: str, settings: Settings, method: str) -> Idea:
     """A row with affine BatchNorm, compared with the same without it."""
     return Idea(f"affine-{beside}", f"{label}, with", {**settings, "affine": True}, method, beside=beside)
+
+
+def _long(key: str, label: str, settings: Settings, method: str = OURS) -> Idea:
+    """A row of as many epochs as the tables have. Capture is by touch: more steps, sooner captured."""
+    return Idea(f"long-{key}", label, settings, method, longer=2.5)
 
 
 def _together(beside: str, label: str, settings: Settings, method: str) -> Idea:
@@ -99,6 +106,18 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         Idea("power-two", "radius, square of time", {"power": 2.0}),
         Idea("quantile", "part of the weights, linear in time", {"by": "quantile"}),
         Idea("in-turn", "radius, linear in time, layers one after another (stagger .5)", {"stagger": 0.5}),
+    ),
+    "At what pace, over the epochs of the tables": (
+        _long("even", "level-first, radius linear in time", {}),
+        _long("half", "square root of time", {"power": 0.5}),
+        _long("even-sooner", "linear, all captured after 85%, learning rate to 0", {"end": 0.85, **COLD}),
+        _long("two", "square of time", {"power": 2.0}),
+        _long("slower", "linear, lr .015", {"lr": 0.015}),
+        _long("rounded", "computing with the nearest levels, lr .06 to 0, linear", {**ROUND_COLD, "lr": 0.06}, ROUNDED),
+        _long("rounded-two", "the same, square of time", {**ROUND_COLD, "lr": 0.06, "power": 2.0}, ROUNDED),
+        _long("rounded-03", "the same, linear, lr .03 to 0", ROUND_COLD, ROUNDED),
+        _long("binaryconnect", "BinaryConnect", {**BC, **COLD}, STRAIGHT),
+        _long("full", "full precision, lr .03", {"lr": 0.03}, "full-precision"),
     ),
     "How fast, how strong": (
         Idea("level-first", "lr .03, alpha .05"),
@@ -214,4 +233,5 @@ def _job(config: CifarIdeas, idea: Idea, seed: int) -> ImageTraining:
     if idea.teacher:
         settings["teacher"] = checkpoint(_job(config, ideas()[idea.teacher], seed))
     about = {"kind": "best", "settings": "ours"}
-    return training(EXPERIMENT, config, idea.method, idea.key, settings, seed, about)
+    times = replace(config, epochs=round(idea.longer * config.epochs))
+    return training(EXPERIMENT, times, idea.method, idea.key, settings, seed, about)

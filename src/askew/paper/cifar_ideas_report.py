@@ -35,11 +35,12 @@ def table(title: str, group: Sequence[Idea], records: Sequence[Record]) -> Grid:
         losses = [_stat(records, idea.key, name) for name in ("train_loss", "test_loss")]
         shown = [f"{loss.mean:.3f}" if loss else "" for loss in losses]
         lines.append((idea.label, cell(score, 2) if score else MISSING, gain, *shown, str(score.n if score else 0)))
-    epochs = sorted({r.config["epochs"] for r in records})
+    keys = {idea.key for idea in group}
+    epochs = sorted({r.config["epochs"] for r in records if r.config["key"] in keys})
     return Grid(
         ("idea", "accuracy (%)", "change", "training loss", "held-out loss", "n"),
         tuple(lines),
-        f"{title}: {', '.join(map(str, epochs))} epochs",
+        f"{title}: {', '.join(map(str, epochs))} epochs" if epochs else title,
         "Accuracy and loss on held-out training images after the last epoch, weights on their levels, BatchNorm "
         f"re-estimated; mean ± sample standard deviation over n seeds.{_chance(records)} Change: to the first row"
         f"{', with a teacher to the same without one' if any(idea.beside for idea in group) else ''}.",

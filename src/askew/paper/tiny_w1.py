@@ -9,7 +9,7 @@ from typing import Any
 from askew.models.resnet import Stem
 from askew.paper import cifar_w1, image_runs
 from askew.paper.image_runs import ImageTable
-from askew.paper.images_common import Contender, Experiment, Search
+from askew.paper.images_common import COLD, Contender, Experiment, Search
 from askew.train.grid_job import OnJob
 from askew.train.record import Record
 
@@ -21,7 +21,42 @@ VALUES = {
     "projected": "11.78±0.67",
     "askew": "50.23±0.37",
 }
-SEARCHES: dict[str, Search] = {}  # where TinyImageNet's own search differs from CIFAR-10's
+SEARCHES = {  # TinyImageNet's own, for the methods that it is run with more than once
+    "full-precision": Search(({"lr": 0.003}, {"lr": 0.01}, {"lr": 0.03}), chosen=2),
+    "binaryconnect": Search(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.06}), chosen=1),
+    "proxquant": Search(
+        (
+            {"lr": 0.01, "options": {"rate": 1e-4}},
+            {"lr": 0.03, "options": {"rate": 1e-4}},
+            {"lr": 0.03, "options": {"rate": 5e-5}},
+        ),
+        chosen=1,
+    ),
+    "parq": Search(
+        (
+            {"lr": 0.01, "options": {"anneal_end": 0.9}},
+            {"lr": 0.03, "options": {"anneal_end": 0.9}},
+            {"lr": 0.06, "options": {"anneal_end": 0.9}},
+        ),
+        chosen=2,
+    ),
+    "askew-level-first": Search(
+        (
+            {"lr": 0.015, "alpha": 0.05, "start": 0.5, "power": 0.5},
+            {"lr": 0.03, "alpha": 0.05, "start": 0.5, "power": 0.5},
+            {"lr": 0.03, "alpha": 0.05, "start": 0.5, "end": 0.85, **COLD},
+        ),
+        chosen=1,
+    ),
+    "askew-level-first-rounded": Search(
+        (
+            {"lr": 0.015, "alpha": 0.05, "start": 0.5, **COLD},
+            {"lr": 0.03, "alpha": 0.05, "start": 0.5, **COLD},
+            {"lr": 0.06, "alpha": 0.05, "start": 0.5, **COLD},
+        ),
+        chosen=2,
+    ),
+}
 
 
 def here(contender: Contender) -> Contender:

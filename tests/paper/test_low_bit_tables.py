@@ -12,6 +12,7 @@ from askew import cli
 from askew.paper import (
     cifar_taught,
     cifar_w1a1,
+    cifar_w1a1_taught,
     image_runs,
     imagenet_low,
     low_bit,
@@ -21,6 +22,7 @@ from askew.paper import (
 )
 from askew.paper.cifar_taught import CifarTaught
 from askew.paper.cifar_w1a1 import CifarW1A1
+from askew.paper.cifar_w1a1_taught import CifarW1A1Taught
 from askew.paper.imagenet_low import ImageNetLow
 from askew.paper.tiny_low import TinyLow
 from askew.train.record import Record, load
@@ -30,7 +32,9 @@ TABLES = {
     "imagenet-low": (imagenet_low.TABLE, ImageNetLow),
     "cifar-w1a1": (cifar_w1a1.TABLE, CifarW1A1),
     "cifar-taught": (cifar_taught.TABLE, CifarTaught),
+    "cifar-w1a1-taught": (cifar_w1a1_taught.TABLE, CifarW1A1Taught),
 }
+TAUGHT = [name for name in TABLES if name.endswith("-taught")]
 
 
 def records(name: str, folder: Path, scores: dict[str, float], seeds: int = 2) -> list[Record]:
@@ -51,7 +55,7 @@ def test_every_run_has_settings_that_fit(name: str, tmp_path: Path) -> None:
     assert len({(job.row.key, job.seed) for job in jobs if job.row}) == len(jobs) > 0
     expected = sum(table.settings(row, k) is not None for row in table.rows for k in ("paper", "best"))
     assert len(jobs) == config.seeds * expected
-    if name not in ("imagenet-low", "cifar-taught"):
+    if name not in ("imagenet-low", *TAUGHT):
         tried = low_bit.plan(table, kind(tmp_path, search=True, device="cpu"))
         assert len({job.row.key for job in tried if job.row}) == len(tried)
         assert all(job.holdout == 5000 for job in tried)
@@ -162,21 +166,24 @@ def test_the_best_of_several_forms_is_called_that(tmp_path: Path) -> None:
     assert all("(the highest of 2 forms of level-first here)" in text for text in shown.verdicts)
 
 
-def test_taught_rows_have_full_precision_of_their_seed_as_teacher(tmp_path: Path) -> None:
-    config = CifarTaught(tmp_path, device="cpu", seeds=2, checkpoints=tmp_path / "runs")
-    jobs = low_bit.plan(cifar_taught.TABLE, config)
-    folder = tmp_path / "runs/cifar-taught"
+@pytest.mark.parametrize("name", TAUGHT)
+def test_taught_rows_have_full_precision_of_their_seed_as_teacher(name: str, tmp_path: Path) -> None:
+    table, kind = TABLES[name]
+    jobs = low_bit.plan(table, kind(tmp_path, device="cpu", seeds=2, checkpoints=tmp_path / "runs"))
+    folder = tmp_path / "runs" / name
     for job in jobs:
         assert job.row is not None
         taught = job.row.key.endswith("-taught-best")
-        file = folder / f"cifar-taught-full-precision-w32a32-best-seed{job.seed}/last.pt"
+        file = folder / f"{name}-full-precision-w32a32-best-seed{job.seed}/last.pt"
         assert (job.teacher, job.teacher_share) == ((file, cifar_taught.SHARE) if taught else (None, None))
+        assert job.affine == (name == "cifar-w1a1-taught")
     makers = [image_runs.checkpoint(job) for job in jobs if job.teacher is None]
     assert len(makers) == 2 and {job.teacher for job in jobs if job.teacher} == set(makers)
-    some = low_bit.plan(cifar_taught.TABLE, CifarTaught(tmp_path, device="cpu", seeds=1, methods=("parq",)))
-    assert [job.row.key for job in some if job.row] == ["full-precision-w32a32-best", "parq-w1a32-taught-best"]
-    with pytest.raises(ValueError, match="settings are those of cifar-w1"):
-        CifarTaught(tmp_path, search=True)
+    some = low_bit.plan(table, kind(tmp_path, device="cpu", seeds=1, methods=("parq",)))
+    assert [(job.method, job.teacher is None) for job in some] == [("full-precision", True), ("parq", False)]
+    like = "cifar-w1" if name == "cifar-taught" else "cifar-w1a1"
+    with pytest.raises(ValueError, match=f"no search of its own: its settings are those of {like}$"):
+        kind(tmp_path, search=True)
 
 
 def test_taught_rows_are_compared_with_one_another(tmp_path: Path) -> None:

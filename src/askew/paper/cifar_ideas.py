@@ -111,6 +111,7 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         _long("even", "level-first, radius linear in time", {}),
         _long("half", "square root of time", {"power": 0.5}),
         _long("even-sooner", "linear, all captured after 85%, learning rate to 0", {"end": 0.85, **COLD}),
+        _long("half-sooner", "square root of time, the same", {"power": 0.5, "end": 0.85, **COLD}),
         _long("two", "square of time", {"power": 2.0}),
         _long("slower", "linear, lr .015", {"lr": 0.015}),
         _long("rounded", "computing with the nearest levels, lr .06 to 0, linear", {**ROUND_COLD, "lr": 0.06}, ROUNDED),

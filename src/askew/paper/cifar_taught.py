@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from askew.paper import cifar_w1, low_bit
 from askew.paper.image_runs import ImageTable
@@ -41,6 +41,8 @@ TABLE = LowBit(
 class CifarTaught(ImageTable):
     """One bit a weight on CIFAR-10, each net taught by full precision's."""
 
+    like: ClassVar[str] = "cifar-w1"
+
     out: Path = Path("results/cifar-taught")
     """Folder for the records, tables and figures."""
     width: int | None = None
@@ -49,7 +51,7 @@ class CifarTaught(ImageTable):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.search:
-            raise ValueError("cifar-taught has no search of its own: its settings are those of cifar-w1")
+            raise ValueError(f"this table has no search of its own: its settings are those of {self.like}")
 
     def own(self) -> dict[str, Any]:
         return {"width": self.width}

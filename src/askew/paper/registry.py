@@ -20,6 +20,8 @@ from askew.paper import (
     cifar_w1_report,
     cifar_w1a1,
     cifar_w1a1_report,
+    cifar_w1a1_taught,
+    cifar_w1a1_taught_report,
     imagenet_low,
     imagenet_low_report,
     imagenet_w1,
@@ -56,6 +58,7 @@ PRESENT: dict[str, Callable[[Sequence[Record]], Presentation]] = {
     "tiny-low": tiny_low_report.present,
     "imagenet-low": imagenet_low_report.present,
     "cifar-w1a1": cifar_w1a1_report.present,
+    "cifar-w1a1-taught": cifar_w1a1_taught_report.present,
 }
 Paper = (
     Annotated[vector_field.VectorField, tyro.conf.subcommand("vector-field")]
@@ -71,6 +74,7 @@ Paper = (
     | Annotated[tiny_low.TinyLow, tyro.conf.subcommand("tiny-low")]
     | Annotated[imagenet_low.ImageNetLow, tyro.conf.subcommand("imagenet-low")]
     | Annotated[cifar_w1a1.CifarW1A1, tyro.conf.subcommand("cifar-w1a1")]
+    | Annotated[cifar_w1a1_taught.CifarW1A1Taught, tyro.conf.subcommand("cifar-w1a1-taught")]
 )
 IMAGES: dict[type[ImageRuns], Callable[[Any, OnJob | None], list[Record]]] = {
     cifar_w1.CifarW1: cifar_w1.run,
@@ -83,6 +87,7 @@ IMAGES: dict[type[ImageRuns], Callable[[Any, OnJob | None], list[Record]]] = {
     tiny_low.TinyLow: tiny_low.run,
     imagenet_low.ImageNetLow: imagenet_low.run,
     cifar_w1a1.CifarW1A1: cifar_w1a1.run,
+    cifar_w1a1_taught.CifarW1A1Taught: cifar_w1a1_taught.run,
 }
 
 

@@ -186,6 +186,12 @@ def test_taught_rows_have_full_precision_of_their_seed_as_teacher(name: str, tmp
         kind(tmp_path, search=True)
 
 
+def test_a_table_says_which_batchnorm_its_nets_have(tmp_path: Path) -> None:
+    leads = {name: low_bit_report.present(TABLES[name][0], records(name, tmp_path, {}, 1)).lead for name in TAUGHT}
+    assert "BatchNorm without affine" in leads["cifar-taught"]
+    assert "BatchNorm, which has a learnt scale and bias" in leads["cifar-w1a1-taught"]
+
+
 def test_taught_rows_are_compared_with_one_another(tmp_path: Path) -> None:
     scores = {"full-precision-w32a32-best": 90.0, "full-precision-w32a32-taught-best": 91.0}
     scores |= {"askew-level-first-w1a32-taught-best": 89.95, "parq-w1a32-taught-best": 89.9}

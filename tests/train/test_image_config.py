@@ -135,15 +135,19 @@ def test_scales_and_biases_of_batchnorm_have_a_smaller_learning_rate() -> None:
     config = ImageTraining(Path("data"), width=8, affine=True, lr=0.1, skip=("head.linear",), device="cpu")
     optimizer = build_optimizer(config, build_model(config, 10), 10)
     weights, skipped, vectors = optimizer.param_groups
-    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.1, pytest.approx(0.01)]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.1, pytest.approx(0.03)]
     assert len(weights["params"]) == 6 and skipped["params"][0].shape == (10, 8 * 4 * 16)
     assert {p.ndim for p in vectors["params"]} == {1} and len(vectors["params"]) == 12
     scheduler = config.settings().scheduler(optimizer, 500)
     for _ in range(3):
         optimizer.step()
         scheduler.step()
-    assert vectors["lr"] == pytest.approx(0.1 * weights["lr"]) and weights["lr"] < 0.1
-    assert config.describe()["affine"] is True
+    assert vectors["lr"] == pytest.approx(0.3 * weights["lr"]) and weights["lr"] < 0.1
+    assert config.describe()["affine"] is True and config.describe()["affine_rate"] == 0.3
+    faster = replace(config, affine_rate=1.0)
+    assert [group["lr"] for group in build_optimizer(faster, build_model(faster, 10), 10).param_groups] == [0.1] * 3
+    with pytest.raises(ValueError, match="affine_rate, above 0, needs affine"):
+        replace(config, affine=False, affine_rate=1.0)
     plain = ImageTraining(Path("data"), width=8, device="cpu")
     assert (
         plain.describe()["affine"] is None and len(build_optimizer(plain, build_model(plain, 10), 10).param_groups) == 1

@@ -50,12 +50,19 @@ def _parts(shares: Sequence[float]) -> str:
     return " or ".join(f"{100 * share:g}%" for share in shares)
 
 
+def norm_words(base: Settings) -> str:
+    """What a table's nets have besides their weights."""
+    if base.get("affine"):
+        return "no biases but those of BatchNorm, which has a learnt scale and bias for each channel"
+    return "no biases, BatchNorm without affine"
+
+
 def lead(table: LowBit, runs: Runs) -> str:
     """What is compared, in a paragraph."""
     some = [r.config for own in runs.values() for r in own]
     left = ", ".join(unique(layer for c in some for layer in c["skip"]))
     return (
-        f"The same net ({net_words(some)}; no biases, BatchNorm without affine) at several widths of "
+        f"The same net ({net_words(some)}; {norm_words(table.base)}) at several widths of "
         "weights (W) and activations (A), trained with Adam, for each seed from the same initial weights"
         f"{'; in full precision stays ' + left if left else ''}. {len(some)} runs so far."
     )

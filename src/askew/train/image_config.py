@@ -19,7 +19,19 @@ from askew.train.config import Schedule, TrainConfig
 from askew.train.device import device_named
 from askew.train.distributed import launched
 from askew.train.low_bit import Form
-from askew.train.recipes import DATASETS, OTHER, RECIPES, SHAPES, USERS, WIDTH, By, DataDefaults, Dataset, Recipe
+from askew.train.recipes import (
+    AFFINE_RATE,
+    DATASETS,
+    OTHER,
+    RECIPES,
+    SHAPES,
+    USERS,
+    WIDTH,
+    By,
+    DataDefaults,
+    Dataset,
+    Recipe,
+)
 from askew.train.record import plain
 from askew.train.teacher import SHARE
 
@@ -109,6 +121,8 @@ class ImageTraining:
     """ResNet-18's first layer: tiny or imagenet (7x7 and a pool), small (3x3)."""
     affine: bool = False
     """BatchNorm with a learnt scale and bias for each channel, which the paper's nets do not have."""
+    affine_rate: float | None = None
+    """Learning rate of those scales and biases, as a part of the weights' (0.3 if not given)."""
     skip: tuple[str, ...] = ()
     """Layers left in full precision, by name or pattern, such as head.linear."""
     pad: int | None = None
@@ -160,6 +174,8 @@ class ImageTraining:
             raise ValueError(f"seed must lie in 0..2^32-1, got {self.seed}")
         if self.teacher_share is not None and not (self.teacher and 0 < self.teacher_share <= 1):
             raise ValueError(f"teacher_share, above 0 and up to 1, needs a teacher: got {self.teacher_share!r}")
+        if self.affine_rate is not None and not (self.affine and self.affine_rate > 0):
+            raise ValueError(f"affine_rate, above 0, needs affine: got {self.affine_rate!r}")
         self._check_unused()
         self._check_options()
         if self.min_lr is not None and self.min_lr > self.recipe.lr:
@@ -199,6 +215,11 @@ class ImageTraining:
             raise ValueError(f"options of {self.method}: {error}") from error
         if self.per is not None and low_bit.scale(self, made) == "none":
             raise ValueError(f"per: {self.method} finds its own levels for each tensor; parq-fixed takes a scale")
+
+    @property
+    def vector_rate(self) -> float | None:
+        """Learning rate of BatchNorm's scales and biases as a part of the weights'; None if there are none."""
+        return (self.affine_rate or AFFINE_RATE) if self.affine else None
 
     @property
     def recipe(self) -> Recipe:
@@ -281,7 +302,7 @@ class ImageTraining:
         elsewhere |= {"tensorboard", "keep_every", "keep_steps", "keep_best"}
         own = {k: v for k, v in asdict(self).items() if k not in elsewhere and k not in RECIPE_FIELDS}
         own["average"] = self.recipe.average or None
-        own["affine"] = self.affine or None
+        own["affine"], own["affine_rate"] = self.affine or None, self.vector_rate
         own["init"] = None if self.init is None else self.init.name
         own["teacher"] = None if self.teacher is None else self.teacher.name
         own["teacher_share"] = None if self.teacher is None else self.share

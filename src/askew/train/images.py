@@ -30,7 +30,6 @@ from askew.train.source import Shelf, Source, image_sources
 from askew.train.teacher import Objective, labelled, taught_by
 from askew.train.worker_source import imagenet_sources
 
-AFFINE_RATE = 0.1  # of the weights' learning rate: that of BatchNorm's scales and biases, which start at 1 and 0
 KEEP_SECONDS = 120.0  # an epoch that ends so long after the last checkpoint is kept as well
 
 
@@ -134,8 +133,8 @@ def build_optimizer(config: ImageTraining, net: nn.Module, total_steps: int) -> 
     per = config.per or "tensor"
     in_turn = isinstance(settings.annealing, LevelFirst) and settings.annealing.stagger > 0
     chosen = groups(net, levels=config.levels, skip=config.skip, in_turn=in_turn)
-    if config.affine:
-        chosen = _vectors_slower(chosen, AFFINE_RATE * settings.lr)
+    if config.vector_rate is not None:
+        chosen = _vectors_slower(chosen, config.vector_rate * settings.lr)
     cuda = config.where.type == "cuda"
     base: Optimizer = torch.optim.Adam(chosen, lr=settings.lr, fused=cuda, capturable=cuda and settings.static)
     if settings.annealing is not None:

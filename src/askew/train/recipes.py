@@ -97,3 +97,4 @@ DATASETS: dict[str, DataDefaults] = {
     "imagenet": DataDefaults("resnet18", batch=512, pad=0, log_every=1250, stem="imagenet"),
 }
 WIDTH = 128  # of VGG-small's first layer
+AFFINE_RATE = 0.3  # learning rate of BatchNorm's scales and biases, which start at 1 and 0, as part of the weights'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +11,18 @@ import numpy as np
 import pytest
 import torch
 from image_kit import pictures, small_job
+from PIL import Image
+from torch import nn
 
 import askew
 from askew import cli, entry
-from askew.train.checkpoint import CheckpointError
-from askew.train.images import train_images
-from askew.train.shipping import Export, export_run
+from askew.data.imagenet import MEAN, STD, ImageNet
+from askew.data.loader import normalise
+from askew.optim import MethodOptimizer, snapped
+from askew.train.checkpoint import CheckpointError, read_file
+from askew.train.images import build_model, build_optimizer, load_images, train_images
+from askew.train.record import Record
+from askew.train.shipping import Export, export_run, prepare, settings_of
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +57,59 @@ def test_the_shipped_net_says_what_the_trained_one_says(run: tuple[Path, Path], 
     assert done.ratio > 2  # a net of width 4 is mostly BatchNorm
     net = askew.load(done.path)
     assert net.metadata["record"].startswith("cifar10-") and len(net.metadata["classes"]) == 10
-    assert len(net.metadata["mean"]) == 3
+    assert len(net.metadata["mean"]) == 3 and 0 <= net.metadata["accuracy"] <= 100
+    x = torch.randn(20, 3, 32, 32)
+    model, optimizer = rebuilt(folder, data)
+    with snapped(optimizer), torch.no_grad():
+        assert torch.allclose(torch.from_numpy(net(x.numpy())), model(x), rtol=1e-4, atol=1e-4)
+
+
+def rebuilt(folder: Path, data: Path | None = None) -> tuple[nn.Module, MethodOptimizer]:
+    """The run's net in evaluation mode, with BatchNorm re-estimated if there are images, and its optimizer."""
+    payload = read_file(folder / "last.pt")
+    record = Record(**json.loads(payload["record"]))
+    job = settings_of(record, data)
+    model = build_model(job, int(record.config["classes"]))
+    optimizer = build_optimizer(job, model, total_steps=1)
+    model.load_state_dict(payload["model"])
+    optimizer.load_state_dict(payload["parts"]["optimizer"])
+    if data is not None:
+        prepare(job, model, optimizer, 20000)
+    return model.eval(), optimizer
+
+
+def test_an_export_takes_the_images_that_the_run_has_seen(run: tuple[Path, Path], tmp_path: Path) -> None:
+    _, data = run
+    seen = {}
+    for name, part in {"all": {}, "some": {"images": 20}, "others": {"holdout": 20}}.items():
+        _, path = train_images(small_job(data, tmp_path / name, epochs=1, **part))
+        done = export_run(Export(path.parent, tmp_path / f"{name}.askew", data))
+        seen[name] = askew.load(done.path).metadata["mean"]
+        job = settings_of(Record(**json.loads(read_file(path.parent / "last.pt")["record"])), data)
+        assert seen[name] == pytest.approx(load_images(job).train.mean)
+    assert len({tuple(mean) for mean in seen.values()}) == 3
+
+
+def test_a_run_on_imagenet_ships_with_what_pictures_need(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for label in range(2):
+            place = tmp_path / "data" / split / f"n{label:02d}"
+            place.mkdir(parents=True)
+            for k in range(4):
+                Image.fromarray(rng.integers(0, 255, (44, 40, 3), np.uint8)).save(place / f"{k}.JPEG", "png")
+    sizes = {"resize": 36, "crop": 32, "workers": 0, "width": None, "batch": 4, "epochs": 1}
+    _, path = train_images(small_job(tmp_path / "data", tmp_path / "runs", dataset="imagenet", **sizes))
+    out = tmp_path / "net.askew"
+    export_run(Export(path.parent, out, tmp_path / "data"))
+    net = askew.load(out)
+    kept = {name: net.metadata[name] for name in ("classes", "resize", "crop")}
+    assert kept == {"classes": ["n00", "n01"], "resize": 36, "crop": 32} and len(net.metadata["mean"]) == 3
+    entry.predict([str(out), str(tmp_path / "data/val/n01/0.JPEG"), "--out", str(tmp_path / "y.npy")])
+    assert capsys.readouterr().out.split("\t")[1].startswith("n0")
+    val = ImageNet(tmp_path / "data", "val", resize=36, crop=32, classes=None)
+    x = normalise(val[4][0][None], torch.tensor(MEAN), torch.tensor(STD))
+    assert np.allclose(np.load(tmp_path / "y.npy"), net(x.numpy()), atol=1e-4)
 
 
 OTHERS = [
@@ -61,6 +120,10 @@ OTHERS = [
     {"affine": True},
     {"stagger": 0.5},
     {"affine": True, "activation_bits": 1},
+    {"method": "luq", "bits": 4, "activation_bits": 4},
+    {"method": "lsq", "bits": 2, "activation_bits": 4, "form": "symmetric"},
+    {"method": "parq", "bits": 2, "activation_bits": 4},
+    {"method": "askew", "bits": 3, "activation_bits": 8, "per": "channel"},
 ]
 
 
@@ -68,7 +131,12 @@ OTHERS = [
 def test_other_runs_ship_too(run: tuple[Path, Path], tmp_path: Path, options: dict) -> None:
     _, path = train_images(small_job(run[1], tmp_path / "runs", **options))
     done = export_run(Export(path.parent, tmp_path / "net.askew", onnx=None))
-    assert askew.load(done.path, 1)(torch.randn(2, 3, 32, 32).numpy()).shape == (2, 10)
+    model, optimizer = rebuilt(path.parent)
+    x = torch.randn(40, 3, 32, 32)
+    with snapped(optimizer), torch.no_grad():
+        apart = (torch.from_numpy(askew.load(done.path, 1)(x.numpy())) - model(x)).abs().amax(1)
+    exact = options.get("activation_bits") is None  # else a value on a threshold may fall to either side
+    assert (apart < 1e-3).float().mean() >= (1.0 if exact else 0.9)
 
 
 def test_seventeen_levels_ask_for_wide(

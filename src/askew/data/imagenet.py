@@ -18,6 +18,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from askew.data.crops import cut, shorter_side
 from askew.data.files import class_folders, decode, existing_folder, image_paths, labels_by_name, read_annotations
 from askew.data.images import DataError
 
@@ -96,19 +97,12 @@ def transform(image: Image.Image, how: Crop, resize: int, crop: int, random: np.
         image = image.resize((crop, crop), Image.Resampling.BILINEAR, box)
     else:
         image = shorter_side(image, resize)
-        room_x, room_y = image.width - crop, image.height - crop
-        left, top = room_x // 2, room_y // 2
         if how == "random":
-            left, top = int(random.integers(room_x + 1)), int(random.integers(room_y + 1))
-        image = image.crop((left, top, left + crop, top + crop))
+            left, top = (int(random.integers(side - crop + 1)) for side in image.size)
+            image = cut(image, crop, left, top)
+        else:
+            image = cut(image, crop)
     return ImageOps.mirror(image) if how != "centre" and random.random() < 0.5 else image
-
-
-def shorter_side(image: Image.Image, side: int) -> Image.Image:
-    """Scale an image so that its shorter side is `side`, keeping its shape."""
-    w, h = image.size
-    size = (side, max(side, side * h // w)) if w <= h else (max(side, side * w // h), side)
-    return image.resize(size, Image.Resampling.BILINEAR)
 
 
 def random_box(w: int, h: int, random: np.random.Generator) -> tuple[int, int, int, int]:

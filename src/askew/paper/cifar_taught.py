@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from askew.paper import cifar_w1, low_bit
 from askew.paper.image_runs import ImageTable
-from askew.paper.images_common import KINDS, Search
+from askew.paper.images_common import Search
 from askew.paper.low_bit import LowBit, Row
 from askew.train.grid_job import OnJob
 from askew.train.record import Record
@@ -31,7 +31,7 @@ TABLE = LowBit(
         *(Row(method, "w1a32", None, WINNERS[method], taught=SHARE) for method in METHODS),
         Row("askew-level-first-rounded", "w1a32", None, WINNERS["askew-level-first-rounded"], taught=SHARE),
     ),
-    KINDS,
+    {},
     "not run",
     settings_from="those of cifar-w1",
 )

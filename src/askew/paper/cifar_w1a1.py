@@ -34,7 +34,7 @@ TABLE = LowBit(
         Row("full-precision", "w32a32", {"lr": 0.08}, Search(({"lr": 0.03},)), "89.46±0.07"),
         Row("full-precision", "w32a1", None, Search(bumps(0.01), chosen=0)),
         Row("binaryconnect", "w1a1", None, Search(bumps(0.01, 0.03), chosen=3)),
-        Row("parq", "w1a1", None, Search(bumps(0.03, 0.06), chosen=0)),
+        Row("parq", "w1a1", None, Search(bumps(0.03, 0.06, options={"anneal_end": 0.9}), chosen=0)),
         Row("adaste", "w1a1", None, Search(bumps(0.03, 0.1), chosen=0)),
         *(
             Row("askew", "w1a1", {"lr": 0.03, "alpha": alpha}, None, value, tag=f"alpha{alpha:g}")
@@ -43,7 +43,7 @@ TABLE = LowBit(
         Row("askew-level-first", "w1a1", {"lr": 0.03}, Search(bumps(0.03, 0.06, alpha=0.05), chosen=0)),
         Row("askew-level-first-rounded", "w1a1", None, Search(bumps(0.01, 0.03, alpha=0.05, **COLD), chosen=3)),
     ),
-    {"paper": {"schedule": "steps"}, "best": {"schedule": "cosine"}},
+    {},
     "learning rate halved at 20% and 40% of the run",
 )
 

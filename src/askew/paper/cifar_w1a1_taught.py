@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from askew.paper import cifar_w1a1, low_bit
 from askew.paper.cifar_taught import SHARE, CifarTaught
-from askew.paper.images_common import KINDS, Search
+from askew.paper.images_common import Search
 from askew.paper.low_bit import LowBit, Row
 from askew.train.grid_job import OnJob
 from askew.train.record import Record
@@ -31,7 +31,7 @@ TABLE = LowBit(
         Row("full-precision", "w32a1", None, WINNERS["full-precision-w32a1"], taught=SHARE),
         *(Row(method, "w1a1", None, WINNERS[f"{method}-w1a1"], taught=SHARE) for method in METHODS),
     ),
-    KINDS,
+    {},
     "not run",
     settings_from="those of cifar-w1a1",
 )

@@ -13,6 +13,7 @@ from askew.train.checkpoint import epochs_done
 from askew.train.grid import finished, run_grid
 from askew.train.grid_job import OnJob
 from askew.train.image_config import ImageTraining, TableRow
+from askew.train.recipes import DATASETS
 from askew.train.record import Record, writable_folder
 
 
@@ -151,7 +152,7 @@ def training(
     """One run of a row."""
     name = f"{experiment.name}{suffix}"
     named = {**experiment.base, **config.own(), **settings}
-    fields = {**unnamed(method, named.get("schedule", "cosine")), **named}
+    fields = {**unnamed(method, named.get("schedule", "cosine")), **named, **smaller_batch(config, named)}
     return ImageTraining(
         data=config.data,
         method=method,
@@ -167,6 +168,13 @@ def training(
         row=TableRow(name, key, config.out, {"key": key, "label": look(method).label} | about),
         **fields,
     )
+
+
+def smaller_batch(config: ImageRuns, named: Settings) -> Settings:
+    """A batch of all there are, where a trial has fewer images than the batch would take."""
+    usual = named.get("batch") or DATASETS[named["dataset"]].batch
+    left = usual if config.images is None else config.images - (named.get("holdout") or 0)
+    return {"batch": left} if 0 < left < usual else {}
 
 
 def run(experiment: Experiment, config: ImageTable, on_status: OnJob | None = None) -> list[Record]:

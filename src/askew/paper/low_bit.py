@@ -12,7 +12,7 @@ from typing import Literal
 
 from askew.paper.common import Source
 from askew.paper.image_runs import ImageTable, asked_for, checkpoint, complete, training
-from askew.paper.images_common import OURS, Experiment, Kind, Search, Settings, origin, search_key
+from askew.paper.images_common import KINDS, OURS, Experiment, Kind, Search, Settings, origin, search_key
 from askew.report.style import look
 from askew.train.grid_job import OnJob
 from askew.train.image_config import ImageTraining
@@ -72,6 +72,7 @@ class Row:
 class LowBit:
     """A table: its data and net, its rows, its two schedules, values from the literature.
 
+    kinds: where a schedule differs from that of the one-bit tables.
     settings_from: where the settings of the best schedule come from as long as no search has been recorded.
     """
 
@@ -88,11 +89,15 @@ class LowBit:
     def experiment(self) -> Experiment:
         return Experiment(self.name, self.title, self.base, ())
 
+    def shape(self, kind: Kind) -> Settings:
+        """What all rows have at a kind of schedule; a method's options are those a row names."""
+        return {**KINDS[kind], **self.kinds.get(kind, {})}
+
     def settings(self, row: Row, kind: Kind) -> dict[str, object] | None:
         """Of the runs of a row at a kind of schedule; None if there are none."""
         own = row.paper if kind == "paper" else row.search and row.search.winner
         taught = {"teacher_share": row.taught} if row.taught else {}
-        return None if own is None else {**self.kinds[kind], **WIDTHS[row.widths], **own, **taught}
+        return None if own is None else {**self.shape(kind), **WIDTHS[row.widths], **own, **taught}
 
     @property
     def full(self) -> Row:
@@ -134,7 +139,7 @@ def search_plan(table: LowBit, config: ImageTable) -> Iterator[ImageTraining]:
     """One run for each tried setting, scored on held-out training images."""
     for row in asked_for(table.name, table.rows, config):
         for tried in row.search.tried if row.search and not row.taught else ():
-            settings = {**table.kinds["best"], **WIDTHS[row.widths], **tried, "holdout": config.holdout}
+            settings = {**table.shape("best"), **WIDTHS[row.widths], **tried, "holdout": config.holdout}
             about = {"kind": "search", "row": row.key, "label": row.label}
             key = search_key(row.key, tried)
             yield training(table.experiment, config, row.method, key, settings, 0, about, "-search")

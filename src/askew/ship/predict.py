@@ -72,17 +72,26 @@ def read(path: Path, net: Net) -> np.ndarray:
 
 
 def picture(path: Path, net: Net) -> np.ndarray:
-    """A picture as the net was shown pictures: (x / 255 - mean) / std per channel, with the file's mean and std."""
+    """A picture as the net was shown pictures: (x / 255 - mean) / std per channel, with the file's mean and std.
+
+    A net that was trained on crops of larger pictures (resize and crop in its file) gets the middle of this one.
+    """
     from PIL import Image
+
+    from askew.data.crops import cut, shorter_side
 
     mean, std = (_channels(net.metadata.get(key)) for key in ("mean", "std"))
     if mean is None or std is None:
         raise ValueError(f"{path}: the net's file says no mean and std, so pictures cannot be normalised; give .npy")
     try:
-        with Image.open(path) as image:
-            pixels = np.asarray(image.convert("RGB" if mean.size == 3 else "L"), np.float32)
+        with Image.open(path) as opened:
+            image = opened.convert("RGB" if mean.size == 3 else "L")
     except OSError as error:
         raise ValueError(f"{path}: cannot be read as a picture ({error})") from error
+    resize, crop = (net.metadata.get(key) for key in ("resize", "crop"))
+    if isinstance(resize, int) and isinstance(crop, int) and 0 < crop <= resize:
+        image = cut(shorter_side(image, resize), crop)
+    pixels = np.asarray(image, np.float32)
     pixels = pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1)
     return ((pixels / 255 - mean[:, None, None]) / std[:, None, None]).astype(np.float32)[None]
 

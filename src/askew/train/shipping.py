@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,13 @@ from torch import nn
 from askew.optim import MethodOptimizer, snapped
 from askew.ship.export import Exported, export
 from askew.train.checkpoint import CheckpointError, read_file
+from askew.train.distributed import World
 from askew.train.evaluate import reestimate_batchnorm
-from askew.train.images import ImageTraining, build_model, build_optimizer, load_images
+from askew.train.images import ImageTraining, build_model, build_optimizer, load_images, load_sources
+from askew.train.loop import last_value
 from askew.train.record import Record
-from askew.train.source import image_sources
+from askew.train.source import Shelf, Source, image_sources
+from askew.train.worker_source import WorkerSource
 
 # what of a run's settings decides its net and its levels; the optimizer's state brings the rest
 DECISIVE = ("method", "bits", "activation_bits", "form", "per", "sign_gradient", "seed", "skip", "affine")
@@ -56,7 +60,7 @@ def export_run(config: Export) -> Exported:
     optimizer = build_optimizer(job, model, total_steps=1)
     model.load_state_dict(payload["model"])
     optimizer.load_state_dict(payload["parts"]["optimizer"])
-    about: dict[str, Any] = {"run": record.config.get("train_set"), "accuracy": record.summary.get("accuracy")}
+    about: dict[str, Any] = {"run": record.config.get("train_set"), "accuracy": last_value(record, "accuracy")}
     if config.data is not None:
         about |= prepare(job, model, optimizer, config.images)
     more: dict[str, Any] = {"onnx": config.onnx, "torchao": config.torchao, "wide": config.wide}
@@ -64,11 +68,15 @@ def export_run(config: Export) -> Exported:
 
 
 def settings_of(record: Record, data: Path | None) -> ImageTraining:
-    """The run's settings as far as they decide its net."""
+    """The run's settings as far as they decide its net and the images it has seen."""
     kept = {name: record.config[name] for name in DECISIVE if record.config.get(name) is not None}
     kept["skip"] = tuple(kept.get("skip", ()))
     if (record.config.get("annealing") or {}).get("stagger"):
         kept["stagger"] = record.config["annealing"]["stagger"]  # a group for each layer
+    shown = ("resize", "crop", "images") if record.config["dataset"] == "imagenet" else ("pad", "images", "holdout")
+    kept |= {name: record.config[name] for name in shown if record.config.get(name) is not None}
+    if record.config["dataset"] == "imagenet":
+        kept["workers"] = min(8, os.cpu_count() or 1)
     net = "width" if record.config.get("model") == "vgg-small" else "stem"
     options = record.config.get("options") or None
     return ImageTraining(
@@ -83,9 +91,8 @@ def settings_of(record: Record, data: Path | None) -> ImageTraining:
 
 
 def prepare(job: ImageTraining, model: nn.Module, optimizer: MethodOptimizer, images: int) -> dict[str, Any]:
-    """Re-estimate BatchNorm on training images at the snapped weights; returns what pictures need to be normalised."""
-    splits = load_images(job)
-    train, _ = image_sources(splits, BATCH, job.seed, torch.device("cpu"), job.padding)
+    """Re-estimate BatchNorm on training images at the snapped weights; returns what pictures need to be shown to it."""
+    train, about = training_images(job)
     taken = []
     for batch in train.seen(BATCH):
         taken.append(batch)
@@ -93,5 +100,18 @@ def prepare(job: ImageTraining, model: nn.Module, optimizer: MethodOptimizer, im
             break
     with snapped(optimizer):
         reestimate_batchnorm(model, taken)
+    return about
+
+
+def training_images(job: ImageTraining) -> tuple[Source, dict[str, Any]]:
+    """The run's training images, and what a picture has to go through to be like them."""
+    cpu = torch.device("cpu")
+    if job.dataset == "imagenet":
+        source, _, _, _ = load_sources(job, cpu, World(), Shelf())
+        assert isinstance(source, WorkerSource)
+        shown = {"mean": source.mean.tolist(), "std": source.std.tolist(), "classes": list(source.data.classes)}
+        return source, shown | {"resize": job.resize, "crop": job.crop}
+    splits = load_images(job)
+    train, _ = image_sources(splits, min(BATCH, len(splits.train)), job.seed, cpu, job.padding)
     mean, std = [float(v) for v in splits.train.mean], [float(v) for v in splits.train.std]
-    return {"mean": mean, "std": std, "classes": list(splits.train.classes)}
+    return train, {"mean": mean, "std": std, "classes": list(splits.train.classes)}

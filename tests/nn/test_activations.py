@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 from functools import partial
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from askew.models.resnet import ResNet18
 from askew.models.vgg_small import VGGSmall
 from askew.nn import QuantizedActivation, Sign, activations, quantized_relu, shared_scales
+from askew.nn.activations import UnmeasuredWarning
 from askew.nn.sawb import nonzero_moments, signed_scale, tally, unsigned_scale
 
 
@@ -253,3 +255,26 @@ def test_an_empty_part_joins_the_others(monkeypatch):
     with shared_scales(nn.Sequential(part)):
         assert part(x[:0]).shape == (0, 5)
     assert all(torch.equal(v, whole.state_dict()[key]) for key, v in part.state_dict().items())
+
+
+def test_evaluation_before_any_batch_is_warned_of_once() -> None:
+    layer = QuantizedActivation(8).eval()
+    with pytest.warns(UnmeasuredWarning, match="never measured and is 1: run some batches"):
+        layer(torch.rand(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(torch.rand(3))
+        known = QuantizedActivation(8)
+        known(torch.rand(3))
+        known.eval()(torch.rand(3))
+        loaded = QuantizedActivation(8).eval()
+        loaded.load_state_dict(known.state_dict())
+        assert torch.equal(loaded(torch.ones(3)), known(torch.ones(3)))
+
+
+def test_zeros_in_half_precision_stay_zeros() -> None:
+    layer = QuantizedActivation(4).half()
+    for _ in range(3):
+        assert not layer(torch.zeros(4, dtype=torch.float16)).any()
+    layer.eval()
+    assert layer.scale > 0 and not layer(torch.zeros(4, dtype=torch.float16)).any()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import askew
-from askew.core import Clock, oracle
+from askew.core import Clock, binary, oracle, uniform
 from askew.core.scale import scale_of
 from askew.nn import quantize_activations
+from askew.optim import ASkew, groups
+from askew.optim.checks import OneLevelWarning
 
 WIDTHS = {
     "ternary": askew.ternary(),
@@ -188,3 +191,18 @@ def test_an_empty_weight_takes_part(shape, per, fused):
         w.grad = torch.zeros(shape)
         opt.step()
     assert opt.steps == 3 and w.shape == shape
+
+
+def test_levels_too_far_apart_for_the_weights_are_warned_of() -> None:
+    net = nn.Sequential(nn.Linear(100, 10), nn.Linear(10, 2))
+    with pytest.warns(
+        OneLevelWarning, match=r"group 0, 0\.weight: all weights, -0\.\d+ to 0\.\d+, .* level 0 .*'sawb'"
+    ):
+        ASkew(torch.optim.Adam(groups(net, uniform(4))), total_steps=10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OneLevelWarning)
+        ASkew(torch.optim.Adam(groups(net, uniform(4))), total_steps=10, scale="sawb")
+        ASkew(torch.optim.Adam(groups(net, binary())), total_steps=10)
+        nn.init.zeros_(net[1].weight)
+        nn.init.uniform_(net[0].weight, -1, 1)
+        ASkew(torch.optim.Adam(groups(net, uniform(4))), total_steps=10)

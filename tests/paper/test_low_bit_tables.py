@@ -205,3 +205,21 @@ def test_taught_rows_are_compared_with_one_another(tmp_path: Path) -> None:
     (verdict,) = shown.verdicts
     assert "0.05 points below full precision" in verdict
     assert "ahead of every other taught method at these widths, the nearest being PARQ [W1/A32], taught" in verdict
+
+
+def test_a_method_has_the_options_that_its_row_names(tmp_path: Path) -> None:
+    """`askew train`'s recipe for PARQ anneals until 90%; a row that says nothing gets PARQ's own default."""
+    tried = low_bit.plan(tiny_low.TABLE, TinyLow(tmp_path, search=True, methods=("parq",), device="cpu"))
+    two = [job for job in tried if job.bits == 2]
+    assert [dict(job.recipe.options) for job in two] == [{}, {}, {}, {"anneal_end": 0.9}]
+    (best,) = low_bit.plan(cifar_w1a1.TABLE, CifarW1A1(tmp_path, seeds=1, methods=("parq",), device="cpu"))
+    assert dict(best.recipe.options) == {"anneal_end": 0.9}
+
+
+def test_a_trial_with_few_images_takes_them_as_one_batch(tmp_path: Path) -> None:
+    def batches(**settings: Any) -> set[int]:
+        jobs = low_bit.plan(tiny_low.TABLE, TinyLow(tmp_path, device="cpu", **settings))
+        return {job.settings().batch_size for job in jobs}
+
+    assert batches() == {512} and batches(images=600) == {512} and batches(images=100) == {100}
+    assert batches(images=100, search=True, holdout=20) == {80}

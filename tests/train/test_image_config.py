@@ -65,6 +65,7 @@ def test_what_is_given_takes_the_place_of_the_recipe():
         ({"dataset": "tiny-imagenet", "workers": 2}, "workers is a setting of imagenet"),
         ({"method": "full-precision", "bits": 4}, "bits, form and per are of weights on levels"),
         ({"method": "parq", "bits": 2, "per": "channel"}, "per: parq finds its own levels"),
+        ({"method": "parq", "bits": 2, "form": "symmetric"}, "form: parq finds its own levels"),
         ({"lr": -0.1}, "lr"),
         ({"lr": 0.01, "min_lr": 0.02}, "min_lr 0.02 lies above lr 0.01"),
         ({"seed": -1}, r"seed must lie in 0\.\.2\^32-1, got -1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,10 @@ from torch import Tensor, nn
 from askew.nn.sawb import limits, moments, pooled, signed_scale, tally, unsigned_scale
 from askew.nn.straight_through import SignGradient, check_sign_gradient, integer_codes, round_to, sign
 from askew.optim.sharding import gathered
+
+
+class UnmeasuredWarning(UserWarning):
+    """Evaluation with an activation scale that no batch has set."""
 
 
 class QuantizedActivation(nn.Module):
@@ -43,7 +48,7 @@ class QuantizedActivation(nn.Module):
         if momentum is not None and not 0 < momentum <= 1:
             raise ValueError(f"QuantizedActivation(momentum) must lie in (0, 1] or be None, got {momentum}")
         self.bits, self.signed, self.momentum = bits, signed, momentum
-        self.shared = False
+        self.shared = self._looked = False
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("is_signed", torch.tensor(bool(signed)))
         self.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.int64))
@@ -53,6 +58,8 @@ class QuantizedActivation(nn.Module):
         self.num_batches_tracked.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
+        if not (self.training or self._looked):
+            self._warn_unmeasured(x)
         measured = self.training and (self.shared or x.numel() > 0)  # an empty part still joins the other processes
         scale = self._measure(x) if measured else self.scale
         low, high = self._limits()
@@ -78,7 +85,23 @@ class QuantizedActivation(nn.Module):
         self.num_batches_tracked.add_(1)
         weight = (1 / self.num_batches_tracked).clamp(min=self.momentum or 0.0)
         self.scale.lerp_(scale.to(self.scale.dtype), weight.to(self.scale.dtype))
+        self.scale.clamp_(
+            min=torch.finfo(self.scale.dtype).tiny
+        )  # half precision has no number as small as zeros' scale
         return scale
+
+    def _warn_unmeasured(self, x: Tensor) -> None:
+        """Once, before the first evaluation, and not while a compiler or a CUDA graph looks on: one device sync."""
+        if torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return
+        self._looked = True
+        if self.scale.device.type != "meta" and not self.num_batches_tracked and self.scale == 1:
+            warnings.warn(
+                "an activation's scale was never measured and is 1: run some batches through the net in training mode, "
+                "or load a state that has it, before evaluating",
+                UnmeasuredWarning,
+                stacklevel=3,
+            )
 
     def _limits(self) -> tuple[Tensor, Tensor]:
         """low and high as 0-d tensors on the device."""

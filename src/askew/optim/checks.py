@@ -12,12 +12,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from askew.core import Annealing, EpsilonWarning, LevelSet, as_levels
+from askew.core.levels import nearest
 from askew.core.scale import check_scale
 from askew.optim.fused_native import any_bad
 from askew.optim.sharding import agreed, is_sharded, local
 
 Group = dict[str, Any]
 NonFinite = Literal["raise", "skip", "ignore"]
+
+
+class OneLevelWarning(UserWarning):
+    """All weights of a tensor are nearest to the same level: the levels are too far apart for them."""
 
 
 class NonFiniteGradientError(ValueError):
@@ -75,6 +80,26 @@ def warn_epsilon(annealing: Annealing, levels: LevelSet, position: int) -> None:
             EpsilonWarning,
             stacklevel=4,
         )
+
+
+def warn_one_level(group: Group, position: int) -> None:
+    """Warn when unscaled levels are so far apart that all (different) weights of a tensor would snap to one of them."""
+    if group["levels"] is None or group["scale"] != "none":
+        return
+    for name, p in zip(names(group, position), group["params"], strict=True):
+        part = local(p.detach())
+        if part.device.type == "meta" or part.numel() == 0:
+            continue
+        ends = torch.stack(part.aminmax()).to(torch.float64)
+        low, high = nearest(ends, group["levels"]).tolist()
+        if low == high and ends[0] != ends[1]:
+            warnings.warn(
+                f"{name}: all weights, {ends[0]:.3g} to {ends[1]:.3g}, are nearest to the level {low:g} of "
+                f"{group['levels'].name!r}; give scale='sawb' or 'abs-mean' so that the levels fit the weights",
+                OneLevelWarning,
+                stacklevel=4,
+            )
+            return
 
 
 def gradients(groups: list[Group]) -> Iterator[tuple[str, Tensor]]:

@@ -19,7 +19,16 @@ from askew.methods.askew import DitheredLevelFirst, EpsilonSkew, LevelFirstSkew,
 from askew.methods.base import Method, Site
 from askew.optim import average as averages
 from askew.optim import checkpoint, sharding
-from askew.optim.checks import Group, NonFinite, check_gradients, check_group, labels, only_makes_state, warn_epsilon
+from askew.optim.checks import (
+    Group,
+    NonFinite,
+    check_gradients,
+    check_group,
+    labels,
+    only_makes_state,
+    warn_epsilon,
+    warn_one_level,
+)
 from askew.optim.fused import Fusion, capturing
 from askew.optim.fused_work import restore_moments
 
@@ -511,6 +520,11 @@ class ASkew(MethodOptimizer):
             master=master,
             average=average,
         )
+
+    def _completed(self, group: Group, position: int) -> Group:
+        full = super()._completed(group, position)
+        warn_one_level(full, position)
+        return full
 
     def method_under(self, description: dict[str, Any]) -> Method:
         return self.method if description["schedule"] == "Custom" else _method_for(from_description(description))

@@ -213,8 +213,9 @@ class ImageTraining:
             made = method(self.method, **self.recipe.options)
         except TypeError as error:
             raise ValueError(f"options of {self.method}: {error}") from error
-        if self.per is not None and low_bit.scale(self, made) == "none":
-            raise ValueError(f"per: {self.method} finds its own levels for each tensor; parq-fixed takes a scale")
+        for name in ("per", "form"):
+            if getattr(self, name) is not None and low_bit.scale(self, made) == "none":
+                raise ValueError(f"{name}: {self.method} finds its own levels for each tensor; parq-fixed takes it")
 
     @property
     def vector_rate(self) -> float | None:

@@ -63,7 +63,7 @@ def test_what_is_given_takes_the_place_of_the_recipe():
         ({"images": 0}, "images"),
         ({"resize": 300}, "resize is a setting of imagenet; cifar10 has none"),
         ({"dataset": "tiny-imagenet", "workers": 2}, "workers is a setting of imagenet"),
-        ({"method": "full-precision", "bits": 4}, "bits, form and per are of weights on levels"),
+        ({"method": "full-precision", "bits": 4}, "bits, form, per and scale are of weights on levels"),
         ({"method": "parq", "bits": 2, "per": "channel"}, "per: parq finds its own levels"),
         ({"method": "parq", "bits": 2, "form": "symmetric"}, "form: parq finds its own levels"),
         ({"lr": -0.1}, "lr"),

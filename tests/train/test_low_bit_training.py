@@ -9,6 +9,7 @@ from torch import nn
 
 from askew.core import uniform
 from askew.nn import QuantizedActivation, Sign
+from askew.train.checkpoint import read_file
 from askew.train.evaluate import reestimate_batchnorm
 from askew.train.images import ImageTraining, build_model, build_optimizer, train_images
 
@@ -56,10 +57,11 @@ def test_one_bit_activations_are_signs_after_the_pool_and_its_norm():
     ],
 )
 def test_the_optimizer_of_low_bits(method, scale):
-    config = job(method=method, bits=4, form="symmetric", per="channel" if scale == "sawb" else None)
+    own = {"form": "symmetric", "per": "channel"} if scale == "sawb" else {}
+    config = job(method=method, bits=4, **own)
     opt = build_optimizer(config, build_model(config, 10), 30)
     group = opt.param_groups[0]
-    assert group["levels"] == uniform(4, "symmetric") and group["scale"] == scale
+    assert group["levels"] == uniform(4, own.get("form", "int")) and group["scale"] == scale
     assert group["per"] == ("channel" if scale == "sawb" else "tensor")
     if method.startswith("askew"):
         assert group["clip"] == "quarter" and group["clamp"]
@@ -73,24 +75,30 @@ def test_the_optimizer_of_low_bits(method, scale):
         {"method": "luq", "bits": 2, "activation_bits": 4, "per": "channel"},
         {"method": "lsq", "bits": 4, "activation_bits": 4},
         {"method": "askew-level-first", "activation_bits": 1},
+        {"method": "askew-level-first", "bits": 2, "form": "ternary", "scale": "abs-mean", "activation_bits": 8},
+        {"method": "luq", "bits": 4, "activation_bits": 4, "gradient_bits": 4},
     ],
     ids=lambda s: f"{s['method']}-w{s.get('bits', 1)}a{s['activation_bits']}",
 )
 def test_a_run_goes_on_after_a_stop(settings, data, tmp_path):
-    """A whole run, and one stopped after two of three epochs: the same record."""
-    whole, _ = train_images(job(data, tmp_path / "whole", **settings))
+    """A whole run, and one stopped before scales freeze and once more after it: the same record, the same weights."""
+    whole, path = train_images(job(data, tmp_path / "whole", **settings))
     assert whole.config["activation_bits"] == settings["activation_bits"]
     assert whole.summary["accuracy"] is not None and whole.metrics["loss"]["value"]
     config = job(data, tmp_path / "cut", **settings)
 
-    def stop(status):
-        if status.epoch == 3:
-            raise KeyboardInterrupt
+    for epoch in (2, 3):
 
-    with pytest.raises(KeyboardInterrupt):
-        train_images(config, stop)
-    resumed, _ = train_images(config)
+        def stop(status, epoch=epoch):
+            if status.epoch == epoch:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            train_images(config, stop)
+    resumed, again = train_images(config)
     assert timeless(resumed) == timeless(whole)
+    first, second = (read_file(p.parent / "last.pt")["model"] for p in (path, again))
+    assert first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
 
 def test_reestimation_covers_activation_scales():
@@ -117,7 +125,13 @@ def test_reestimation_covers_activation_scales():
         ({"activation_bits": 9}, "activation_bits must lie in 1..8, got 9"),
         ({"bits": 1, "form": "paper"}, "form is a setting of 2 to 8 bits"),
         ({"bits": 1, "per": "channel"}, "per is a setting of 2 to 8 bits"),
-        ({"bits": 2, "form": "ternary"}, "form must be one of int, symmetric, paper, got 'ternary'"),
+        ({"bits": 2, "form": "quaternary"}, "form must be one of int, symmetric, paper, ternary, got 'quaternary'"),
+        ({"bits": 4, "form": "ternary"}, r"ternary weights \(-1, 0, \+1\) take 2 bits, got bits=4"),
+        ({"bits": 2, "scale": "none"}, "scale must be one of sawb, abs-mean, got 'none'"),
+        ({"bits": 1, "scale": "abs-mean"}, "scale is a setting of 2 to 8 bits"),
+        ({"bits": 2, "method": "lsq", "scale": "abs-mean"}, "scale: lsq learns its steps"),
+        ({"bits": 2, "method": "parq", "scale": "abs-mean"}, "scale: parq finds its own levels"),
+        ({"gradient_bits": 1}, "gradient_bits must lie in 2..8, got 1"),
         ({"sign_gradient": "tanh"}, "sign_gradient is a setting of one-bit activations"),
     ],
 )

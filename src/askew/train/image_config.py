@@ -18,7 +18,7 @@ from askew.train import low_bit
 from askew.train.config import Schedule, TrainConfig
 from askew.train.device import device_named
 from askew.train.distributed import launched
-from askew.train.low_bit import Form
+from askew.train.low_bit import Fitted, Form
 from askew.train.recipes import (
     AFFINE_RATE,
     DATASETS,
@@ -68,11 +68,16 @@ class ImageTraining:
     activation_bits: int | None = None
     """Bits an activation: 1 is its sign, 2 to 8 what each layer multiplies (full precision if not given)."""
     form: Form | None = None
-    """Levels of 2 to 8 bits: int (2^b integers), symmetric (2^b levels without zero) or paper (2^b + 1 integers)."""
+    """Levels of 2 to 8 bits: int (2^b integers), symmetric (2^b levels without zero), paper (2^b + 1 integers) or, at 2
+    bits, ternary."""
     per: Per | None = None
     """A weight scale for each tensor or each channel (2 bits and more)."""
+    scale: Fitted | None = None
+    """How a weight scale is found: sawb or abs-mean (2 bits and more; sawb if not given)."""
     sign_gradient: SignGradient | None = None
     """What stands for the derivative of a sign: tanh (the paper's), clip or quadratic (one-bit activations)."""
+    gradient_bits: int | None = None
+    """Put the gradients of what layers compute on LUQ's logarithmic, unbiased grid of so many bits."""
     epochs: int = 100
     """Passes over the training images."""
     batch: int | None = None
@@ -213,7 +218,9 @@ class ImageTraining:
             made = method(self.method, **self.recipe.options)
         except TypeError as error:
             raise ValueError(f"options of {self.method}: {error}") from error
-        for name in ("per", "form"):
+        if self.scale is not None and self.method == "lsq":
+            raise ValueError("scale: lsq learns its steps; leave it out")
+        for name in ("per", "form", "scale"):
             if getattr(self, name) is not None and low_bit.scale(self, made) == "none":
                 raise ValueError(f"{name}: {self.method} finds its own levels for each tensor; parq-fixed takes it")
 

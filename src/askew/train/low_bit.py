@@ -8,18 +8,27 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch import nn
 
-from askew.core import LevelSet, Per, ScaleKind, binary, uniform
+from askew.core import LevelSet, Per, ScaleKind, binary, ternary, uniform
 from askew.methods.base import Method
 from askew.methods.lsq import Lsq
 from askew.methods.parq import Parq
-from askew.nn import Sign, quantize_activations
+from askew.nn import Sign, quantize_activations, quantize_gradients
 from askew.nn.kinds import LAYERS
 from askew.nn.straight_through import SignGradient
 
 if TYPE_CHECKING:
     from askew.train.image_config import ImageTraining
 
-Form = Literal["int", "symmetric", "paper"]
+Form = Literal["int", "symmetric", "paper", "ternary"]
+Fitted = Literal["sawb", "abs-mean"]
+
+
+CHOICES = {
+    "form": get_args(Form),
+    "per": get_args(Per),
+    "scale": get_args(Fitted),
+    "sign_gradient": get_args(SignGradient),
+}
 
 
 def check(config: ImageTraining) -> None:
@@ -28,30 +37,36 @@ def check(config: ImageTraining) -> None:
         value = getattr(config, name)
         if value is not None and not 1 <= value <= 8:
             raise ValueError(f"{name} must lie in 1..8, got {value}")
-    for name, kinds in (("form", get_args(Form)), ("per", get_args(Per)), ("sign_gradient", get_args(SignGradient))):
+    if config.gradient_bits is not None and not 2 <= config.gradient_bits <= 8:
+        raise ValueError(f"gradient_bits must lie in 2..8, got {config.gradient_bits}")
+    for name, kinds in CHOICES.items():
         if getattr(config, name) not in (None, *kinds):
             raise ValueError(f"{name} must be one of {', '.join(kinds)}, got {getattr(config, name)!r}")
-    for name in ("form", "per"):
+    for name in ("form", "per", "scale"):
         if config.bits == 1 and getattr(config, name) is not None:
             raise ValueError(f"{name} is a setting of 2 to 8 bits; weights of one bit are -1 and +1 without a scale")
-    if config.method == "full-precision" and (config.bits != 1 or config.form is not None or config.per is not None):
-        raise ValueError("bits, form and per are of weights on levels; full-precision has none: leave them out")
+    if config.method == "full-precision" and (config.bits, config.form, config.per, config.scale) != (1, *[None] * 3):
+        raise ValueError("bits, form, per and scale are of weights on levels; full-precision has none: leave them out")
+    if config.form == "ternary" and config.bits != 2:
+        raise ValueError(f"ternary weights (-1, 0, +1) take 2 bits, got bits={config.bits}")
     if config.sign_gradient is not None and config.activation_bits != 1:
         raise ValueError("sign_gradient is a setting of one-bit activations")
 
 
 def levels(config: ImageTraining) -> LevelSet:
-    """-1 and +1, or 2 to 8 bits in the form asked for (the 2^b integers if none is)."""
+    """-1 and +1, -1, 0 and +1, or 2 to 8 bits in the form asked for (the 2^b integers if none is)."""
+    if config.form == "ternary":
+        return ternary()
     return binary() if config.bits == 1 else uniform(config.bits, config.form or "int")
 
 
 def scale(config: ImageTraining, method: Method | None = None) -> ScaleKind:
-    """SAWB's from two bits on; LSQ's learned step always; none for PARQ that finds its own levels."""
+    """SAWB's or the one asked for from two bits on; LSQ starts from SAWB's; none for PARQ that finds its own levels."""
     if isinstance(method, Lsq):
         return "sawb"
     if isinstance(method, Parq) and method.levels == "lsbq":
         return "none"
-    return "none" if config.bits == 1 else "sawb"
+    return "none" if config.bits == 1 else config.scale or "sawb"
 
 
 def model_options(config: ImageTraining) -> dict[str, Any]:
@@ -63,7 +78,13 @@ def model_options(config: ImageTraining) -> dict[str, Any]:
 
 
 def with_activations(config: ImageTraining, net: nn.Module) -> nn.Module:
-    """The net with what its layers multiply at 2 to 8 bits, but for the first one (it sees images) and skipped ones."""
+    """The net with what its layers multiply at 2 to 8 bits, but for the first one (it sees images) and skipped ones.
+
+    Gradients go on LUQ's grid, if asked for, at all layers but the skipped ones.
+    """
+    if config.gradient_bits is not None:
+        skipped = [pattern.removesuffix(".weight") for pattern in config.skip]
+        net = quantize_gradients(net, config.gradient_bits, lambda name, _: any(fnmatchcase(name, p) for p in skipped))
     if config.activation_bits in (None, 1):
         return net
     first = next(name for name, module in net.named_modules() if isinstance(module, LAYERS))

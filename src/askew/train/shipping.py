@@ -24,7 +24,7 @@ from askew.train.source import Shelf, Source, image_sources
 from askew.train.worker_source import WorkerSource
 
 # what of a run's settings decides its net and its levels; the optimizer's state brings the rest
-DECISIVE = ("method", "bits", "activation_bits", "form", "per", "sign_gradient", "seed", "skip", "affine")
+DECISIVE = ("method", "bits", "activation_bits", "form", "per", "scale", "sign_gradient", "seed", "skip", "affine")
 BATCH = 500
 
 

@@ -49,7 +49,7 @@ def test_one_key_means_one_thing_and_every_question_starts_from_a_base() -> None
     for group in QUESTIONS.values():
         for idea in group:
             assert ideas()[idea.key].settings == idea.settings and ideas()[idea.key].method == idea.method
-    ours = list(QUESTIONS.values())[2:]
+    ours = [group for title, group in list(QUESTIONS.items())[2:] if "one-bit activations" not in title]
     bases = [(OURS, {}), (ROUNDED, ROUND), (ROUNDED, ROUND_COLD)]
     assert all((group[0].method, group[0].settings) in bases for group in ours)
 

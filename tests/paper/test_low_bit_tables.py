@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from image_trees import FakeGrid, cifar_archive, imagenet_tree, made_up
+from image_trees import FakeGrid, cifar_archive, imagenet_tree, made_up, tiny_tree
 
 from askew import cli
 from askew.paper import (
@@ -142,6 +142,20 @@ def test_imagenet_low_from_a_small_tree_to_the_table(tmp_path: Path) -> None:
     assert record.summary["distance_max"] == 0 and record.summary["weights"] == 11_678_912 - 512_000 - 64 * 3 * 49
     table = (out / "table.md").read_text()
     assert f"{record.summary['accuracy']:.2f}" in table and "66.45" in table and "AdaBin" in table
+
+
+def test_tiny_low_from_a_small_tree_to_the_table(tmp_path: Path) -> None:
+    """The rivals at two bits and at four, with all the images there are as one batch."""
+    methods = ("luq", "lsq", "parq")
+    out = small(tmp_path, "tiny-low", tiny_tree(tmp_path / "data"), "--images", 6, "--methods", *methods)
+    made = {p.stem: load(p) for p in out.glob("*.json")}
+    assert {f"{r.config['method']}-{r.config['bits']}" for r in made.values()} == {
+        f"{m}-{b}" for m in methods for b in (2, 4)
+    }
+    table = (out / "table.md").read_text()
+    for name, record in made.items():
+        assert record.config["batch_size"] == 6 and f"{record.summary['accuracy']:.2f}" in table, name
+    assert "54.14±0.42" in table and "55.69±0.32" in table
 
 
 def test_cifar_w1a1_from_an_archive_to_the_table(tmp_path: Path) -> None:

@@ -70,6 +70,12 @@ def _long(key: str, label: str, settings: Settings, method: str = OURS) -> Idea:
     return Idea(f"long-{key}", label, settings, method, longer=2.5)
 
 
+def _signs(key: str, label: str, more: Settings, method: str = STRAIGHT, teacher: str | None = None) -> Idea:
+    """A row with one-bit activations; real weights have a smaller learning rate."""
+    own = {"lr": 0.01 if method == "full-precision" else 0.03, "activation_bits": 1, **more}
+    return Idea(f"signs{key}", label, own | ({"teacher_share": 0.9} if teacher else {}), method, teacher)
+
+
 def _together(beside: str, label: str, settings: Settings, method: str) -> Idea:
     """A row with all three, compared with the same without any."""
     own = {**settings, **BOTH, "teacher_share": 0.9}
@@ -171,6 +177,18 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
             f"mean-{FULL}",
             "binaryconnect-cold",
         ),
+    ),
+    "With one-bit activations (W1/A1)": (
+        _signs("", "BinaryConnect, BatchNorm without affine", {}),
+        _signs("-affine", "affine", {"affine": True}),
+        _signs("-affine-faster", "affine, its learning rate that of the weights", {"affine": True, "affine_rate": 1.0}),
+        _signs("-taught", "not affine, 90% of the loss a teacher's", {}, teacher=FULL),
+        _signs("-affine-taught", "affine, 90% of the loss a teacher's", {"affine": True}, teacher=f"affine-{FULL}"),
+        _signs(
+            "-rounded", "affine, level-first computing with the nearest levels", {**ROUND_COLD, "affine": True}, ROUNDED
+        ),
+        _signs("-real", "not affine, real weights (W32/A1)", {}, "full-precision"),
+        _signs("-real-affine", "affine, real weights (W32/A1)", {"affine": True}, "full-precision"),
     ),
     "Together: affine BatchNorm, running mean, and a teacher of that kind (90% of the loss)": (
         Idea("rounded-cold", "level-first, computing with the nearest levels, without", ROUND_COLD, ROUNDED),

@@ -16,7 +16,7 @@ from askew.data import cache, images
 from askew.data import files as file_module
 from askew.data.cache import list_by_class, listed, read_cache
 from askew.data.files import decode_files
-from askew.data.images import DataError, ImageSet, moments
+from askew.data.images import DataError, ImageSet, evenly, moments
 
 SIZE = (6, 5)
 
@@ -221,3 +221,12 @@ def test_a_set_checks_itself() -> None:
             ImageSet(pixels, bad, ("a",), "x")
     with pytest.raises(DataError, match=r"outside 0\.\.0"):
         ImageSet(pixels, labels + 1, ("a",), "x")
+
+
+@pytest.mark.parametrize("count", [1, 7, 20, 33, 49, 50, 51, 1000])
+def test_a_thinned_set_has_as_many_of_each_class(count: int) -> None:
+    labels = np.repeat(np.arange(5), 10).astype(np.int64)
+    some = ImageSet(np.zeros((50, 2, 2, 3), np.uint8), labels, tuple("abcde"), "x").thinned(count)
+    assert len(some) == min(count, 50) and len(np.unique(evenly(50, count))) == len(some)
+    each = np.bincount(some.labels, minlength=5)
+    assert each.max() - each.min() <= 1

@@ -108,9 +108,10 @@ def test_the_first_seen_batches_hold_all_classes_of_a_set_sorted_by_class():
     source, _ = image_sources(Splits(part, part), 10, seed=3)
     first = next(source.seen(25))[1]
     assert len(first.unique()) == 5 and next(source.ordered(20))[1].unique().tolist() == [0]
-    mixed = list(source.seen(30))
+    mixed = list(source.seen(25))
     assert torch.equal(torch.cat([y for _, y in mixed]).sort().values, torch.from_numpy(labels))
-    again = list(source.seen(30))
+    again = list(source.seen(25))
+    assert [len(y) for _, y in source.seen(33)] == [33] * 3 and [len(y) for _, y in source.seen(101)] == [100]
     assert all(torch.equal(a[0], b[0]) for a, b in zip(mixed, again, strict=True))
 
 

@@ -18,6 +18,7 @@ import askew
 from askew.atomic import replacing
 from askew.train import checkpoint
 from askew.train.checkpoint import CheckpointError, Position
+from askew.train.initial import read_weights
 from askew.train.record import Record
 
 
@@ -166,6 +167,20 @@ def test_a_truncated_file_is_named(tmp_path: Path, cut: int) -> None:
     with pytest.raises(CheckpointError, match=said):
         checkpoint.load(path, model, made, CONFIG)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
+    model, made = parts()
+    path = tmp_path / "last.pt"
+    checkpoint.save(path, model, made, Position(0, 1), Record("x", "m", {}, 0), CONFIG)
+    whole = path.read_bytes()
+    weights = next(p for p in model.parameters() if p.ndim > 1).detach().numpy().tobytes()
+    place = whole.index(weights) + 2
+    path.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
+    with pytest.raises(CheckpointError, match=r"last\.pt cannot be read: damaged .* sum of its part .* is wrong"):
+        checkpoint.load(path, model, made, CONFIG)
+    with pytest.raises(ValueError, match="sum of its part"):
+        read_weights(path)
 
 
 def test_a_pickle_with_code_is_not_run(tmp_path: Path) -> None:

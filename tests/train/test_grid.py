@@ -147,6 +147,18 @@ def test_a_worker_ends_with_its_leader(monkeypatch: pytest.MonkeyPatch, data: Pa
     assert steps == [1]
 
 
+def test_a_record_from_before_a_setting_serves_only_runs_without_it(data: Path, tmp_path: Path) -> None:
+    job = small_job(data, tmp_path, epochs=1)
+    run_grid([job])
+    path = record_file(job)
+    content = json.loads(path.read_text())
+    del content["config"]["affine"], content["config"]["affine_rate"]
+    path.write_text(json.dumps(content))
+    assert finished(job) is not None
+    with pytest.raises(ValueError, match=r"other settings \(affine: None there, True here"):
+        finished(replace(job, affine=True))
+
+
 def test_a_record_with_other_settings_is_refused(data: Path, tmp_path: Path) -> None:
     job = small_job(data, tmp_path, epochs=1)
     run_grid([job])

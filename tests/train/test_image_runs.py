@@ -12,7 +12,8 @@ from PIL import Image
 
 from askew import cli
 from askew.report.live import Status
-from askew.train.images import ImageTraining, build_model, train_images
+from askew.train.checkpoint import read_file
+from askew.train.images import ImageTraining, build_model, load_images, train_images
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_mistakes_are_named(config: ImageTraining, tmp_path: Path, capsys: pytes
         ({"batch": 20, "holdout": 45}, "batch 20 is larger than the 15 training images"),
         ({"images": 1}, "1 training image: BatchNorm needs 2 or more"),
         ({"holdout": 59}, "1 training image: BatchNorm needs 2 or more"),
-        ({"batch": 1}, "batch 1: the last BatchNorm"),
+        ({"batch": 1}, "batch 1: BatchNorm needs 2 images"),
     ],
 )
 def test_too_few_images_are_an_error(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
@@ -146,3 +147,48 @@ def test_a_run_goes_on_with_other_scorings_and_steps(tmp_path: Path) -> None:
     whole, _ = train_images(replace(job, out=tmp_path / "whole"))
     assert resumed.config["score_every"] == 3 and resumed.config["static"] is True
     assert resumed.metrics["epoch_loss"]["value"] == pytest.approx(whole.metrics["epoch_loss"]["value"], rel=1e-4)
+
+
+def test_a_last_batch_of_one_image_does_not_spoil_batchnorm(tmp_path: Path) -> None:
+    """Scores are made in batches of 1000."""
+    config = small_job(pictures(tmp_path / "data", train=101), tmp_path / "runs", epochs=1, images=1001, batch=500)
+    record, _ = train_images(config)
+    assert record.summary["accuracy"] is not None and record.config["train_images"] == 1001
+
+
+def test_a_damaged_cache_is_decoded_again(tmp_path: Path) -> None:
+    data = pictures(tmp_path / "data")
+    whole = load_images(small_job(data, tmp_path)).train.images.copy()
+    (cache,) = data.glob(".askew-cache/*train.images")
+    content = bytearray(cache.read_bytes())
+    content[-5000:-4000] = bytes(1000)
+    cache.write_bytes(content)
+    assert np.array_equal(load_images(small_job(data, tmp_path)).train.images, whole)
+
+
+def test_a_net_to_start_from_must_not_know_the_held_out_images(tmp_path: Path) -> None:
+    data = pictures(tmp_path / "data")
+    known = {}
+    for name, part in {"all": {}, "fewer": {"holdout": 30}, "same": {"holdout": 20}}.items():
+        job = small_job(data, tmp_path / name, epochs=1, method="full-precision", **part)
+        train_images(job)
+        known[name] = job.out / job.name / "last.pt"
+    for name in ("all", "fewer"):
+        with pytest.raises(ValueError, match=r"init .* has seen images .* train it with --holdout 20, too"):
+            train_images(small_job(data, tmp_path / "next", epochs=1, init=known[name], holdout=20))
+    train_images(small_job(data, tmp_path / "next", epochs=1, init=known["same"], holdout=20))
+    taught = small_job(data, tmp_path / "taught", epochs=1, teacher=known["fewer"], holdout=20)
+    with pytest.raises(ValueError, match=r"teacher .* has seen images"):
+        train_images(taught)
+    train_images(replace(taught, teacher=known["same"].with_name("best.pt")))
+
+
+def test_full_precision_starts_from_weights_as_they_are(tmp_path: Path) -> None:
+    data = pictures(tmp_path / "data")
+    first = small_job(data, tmp_path / "first", epochs=1, method="full-precision")
+    train_images(first)
+    started = tmp_path / "first" / first.name / "last.pt"
+    job = small_job(data, tmp_path / "second", epochs=1, method="full-precision", init=started, lr=1e-9)
+    train_images(job)
+    before, after = (read_file(p)["model"]["features.1.conv.weight"] for p in (started, job.out / job.name / "last.pt"))
+    assert torch.allclose(before, after, atol=1e-6)

@@ -48,9 +48,8 @@ class ImageSet:
         return len(self.labels)
 
     def thinned(self, count: int) -> ImageSet:
-        """About `count` images, evenly spaced over the set (all if it has fewer)."""
-        step = max(1, len(self) // count)
-        chosen = slice(0, step * min(count, len(self)), step)
+        """`count` images, evenly spaced over the set (all if it has fewer)."""
+        chosen = evenly(len(self), count)
         return ImageSet(self.images[chosen], self.labels[chosen], self.classes, self.name)
 
     @cached_property
@@ -76,6 +75,12 @@ class Splits(NamedTuple):
 
     train: ImageSet
     test: ImageSet
+
+
+def evenly(size: int, count: int) -> np.ndarray:
+    """The places of `count` of `size` things, evenly spaced (all if there are fewer)."""
+    count = min(count, size)
+    return np.arange(count) * size // max(1, count)
 
 
 def moments(images: np.ndarray) -> Moments:

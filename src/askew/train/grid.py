@@ -128,10 +128,10 @@ def finished(job: ImageTraining) -> Record | None:
         return None
     record = load(path)
     there, aside = record.config, MACHINE | WATCHED | (job.row.about.keys() if job.row else set())
-    here = {k: v for k, v in job.describe().items() if k in there and k not in aside}
-    different = sorted(name for name, value in here.items() if there[name] != value)
+    here = {k: v for k, v in job.describe().items() if k not in aside}  # what a record does not know of was not used
+    different = sorted(name for name, value in here.items() if there.get(name) != value)
     if different:
-        shown = ", ".join(f"{name}: {there[name]!r} there, {here[name]!r} here" for name in different[:4])
+        shown = ", ".join(f"{name}: {there.get(name)!r} there, {here[name]!r} here" for name in different[:4])
         raise ValueError(f"record {path} was made with other settings ({shown}); choose another folder or remove it")
     return record
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from askew.core import LevelFirst
 from askew.data.cifar10 import SIZES, cifar10
-from askew.data.images import ImageSet, Splits
+from askew.data.images import ImageSet, Splits, evenly
 from askew.data.tiny_imagenet import tiny_imagenet
 from askew.methods.registry import method
 from askew.models.registry import model as model_named
@@ -27,7 +27,7 @@ from askew.train.loop import Keeper, OnStatus, fit
 from askew.train.recipes import WIDTH
 from askew.train.record import Record, writable_folder
 from askew.train.source import Shelf, Source, image_sources
-from askew.train.teacher import Objective, labelled, taught_by
+from askew.train.teacher import Objective, check_unseen, labelled, taught_by
 from askew.train.worker_source import imagenet_sources
 
 KEEP_SECONDS = 120.0  # an epoch that ends so long after the last checkpoint is kept as well
@@ -42,11 +42,12 @@ def kept_images(config: ImageTraining, shelf: Shelf) -> Splits:
 def load_images(config: ImageTraining) -> Splits:
     """CIFAR-10 or TinyImageNet, cut to `images` of each split or with held-out images as its test set, if asked."""
     if config.dataset == "cifar10":
-        splits = cifar10(config.data, verify=config.check_data, sizes=SIZES if config.check_data else None)
+        sizes = SIZES if config.check_data else None
+        splits = cifar10(config.data, verify=config.check_data, sizes=sizes, check=True)
     elif config.check_data:
-        splits = tiny_imagenet(config.data)
+        splits = tiny_imagenet(config.data, check=True)
     else:
-        splits = tiny_imagenet(config.data, classes=None, per_class=None, test=None)
+        splits = tiny_imagenet(config.data, classes=None, per_class=None, test=None, check=True)
     if config.images is not None:
         splits = Splits(*(part.thinned(config.images) for part in splits))
     return splits if config.holdout is None else held_out(splits.train, config.holdout)
@@ -57,7 +58,7 @@ def held_out(train: ImageSet, count: int) -> Splits:
     if count >= len(train):
         raise ValueError(f"holdout {count} leaves nothing of the {len(train)} training images")
     chosen = np.zeros(len(train), bool)
-    chosen[np.arange(count) * len(train) // count] = True
+    chosen[evenly(len(train), count)] = True
     parts = (ImageSet(train.images[m], train.labels[m], train.classes, train.name) for m in (~chosen, chosen))
     return Splits(*parts)
 
@@ -110,7 +111,7 @@ def build_objective(config: ImageTraining, classes: int) -> Objective:
         return labelled
     with torch.random.fork_rng(devices=[]):
         net = _net(config, classes)
-    teacher = taught_by(net, config.teacher, config.share, config.holdout)
+    teacher = taught_by(net, config.teacher, config.share, config.holdout, config.images)
     teacher.net.to(config.where, memory_format=torch.channels_last)  # pyright: ignore
     return teacher
 
@@ -189,8 +190,8 @@ def check_batch(config: ImageTraining, images: int) -> None:
     """ValueError for a training set of no batch, and for one smaller than the batch that was asked for."""
     if images < 2:
         raise ValueError(f"{images} training image: BatchNorm needs 2 or more; give more --images or less --holdout")
-    if config.batch == 1 and config.defaults.model == "vgg-small":
-        raise ValueError("batch 1: the last BatchNorm of VGG-small needs 2 images or more a step")
+    if config.batch == 1:
+        raise ValueError("batch 1: BatchNorm needs 2 images or more a step")
     if config.batch is not None and config.batch > images:
         raise ValueError(f"batch {config.batch} is larger than the {images} training images: give a smaller --batch")
 
@@ -214,7 +215,11 @@ def _train_in(
     train, test, classes, train_set = load_sources(config, device, world, shelf)
     check_batch(config, train.images)
     net = build_model(config, classes)
-    started = None if config.init is None else start_from(net, config.init, spread_weights=config.bits == 1)
+    started = None
+    if config.init is not None:
+        check_unseen(config.init, config.holdout, config.images)
+        unscaled = config.bits == 1 and config.method != "full-precision"
+        started = start_from(net, config.init, spread_weights=unscaled)
     net = net.to(device, memory_format=torch.channels_last)  # pyright: ignore
     torch.manual_seed(config.seed)  # methods that draw at random do so from torch's generator, from now on
     optimizer = build_optimizer(config, net, config.epochs * train.steps())

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from askew.train.checkpoint import check_sums
+
 logger = logging.getLogger("askew")
 PREFIXES = ("module.", "model.", "_orig_mod.", "net.", "backbone.")
 TORCHVISION = (
@@ -58,6 +60,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             from safetensors.torch import load_file
 
             return load_file(path)
+        check_sums(path)
         found: Any = torch.load(path, map_location="cpu", weights_only=True)
     except ImportError as error:
         raise ImportError(f"{path}: reading it needs the package safetensors") from error

@@ -35,6 +35,8 @@ class Source(Protocol):
     def seen(self, size: int) -> Iterator[Batch]:
         """All images once as training sees them, cropped and mirrored, in a mixed order; always the same batches.
 
+        A shorter last batch is left out unless it is the only one: in a mean over batches its images would count more.
+
         For BatchNorm's statistics: those of whole images are others where crops have black borders.
         """
         ...
@@ -81,11 +83,11 @@ class TensorSource:
 
     def seen(self, size: int) -> Iterator[Batch]:
         order = torch.randperm(self.images, generator=torch.Generator().manual_seed(0)).to(self.y.device)
-        return self._parts(order, size)
+        return self._parts(order, size, drop_last=self.images >= size)
 
-    def _parts(self, order: Tensor, size: int, skip: int = 0) -> Iterator[Batch]:
+    def _parts(self, order: Tensor, size: int, skip: int = 0, drop_last: bool = False) -> Iterator[Batch]:
         """This process's part of each batch of `size` in that order."""
-        for step in range(skip, batch_count(len(order), size, drop_last=False)):
+        for step in range(skip, batch_count(len(order), size, drop_last)):
             mine = order[shard(len(order), size, step, self.rank, self.world)]
             yield self.x[mine], self.y[mine]
 
@@ -111,9 +113,10 @@ class ImageSource:
 
     def _whole(self, size: int, trained: bool) -> Iterator[Batch]:
         rank, world = self.train.rank, self.train.world
+        size = -(-size // world) * world
         whole = Batches(
             self.data,
-            -(-size // world) * world,
+            size,
             mean=self.train.mean.tolist(),
             std=self.train.std.tolist(),
             augment=trained and self.train.augment,
@@ -121,7 +124,7 @@ class ImageSource:
             flip=self.train.flip,
             shuffle=trained,
             dtype=self.train.dtype,
-            drop_last=False,
+            drop_last=trained and self.images >= size,
             rank=rank,
             world=world,
         )

@@ -52,14 +52,16 @@ def wide(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def taught_by(net: nn.Module, path: Path, share: float, holdout: int | None = None) -> Teacher:
+def taught_by(
+    net: nn.Module, path: Path, share: float, holdout: int | None = None, images: int | None = None
+) -> Teacher:
     """`net` with all its tensors from the file, as a teacher; ValueError, naming what is missing, if it is another.
 
     A checkpoint of ours says how its net was made: it must be a float net, trained to the end, and must not have seen
     the images that are held out here.
     """
     made = origin(path)
-    why = None if made is None else unfit(made, holdout)
+    why = None if made is None else unfit(made, holdout, images, best=path.name == "best.pt")
     if why:
         raise ValueError(f"teacher {path}: {why}")
     found = initialise(net, path)
@@ -70,16 +72,36 @@ def taught_by(net: nn.Module, path: Path, share: float, holdout: int | None = No
     return Teacher(net, share)
 
 
-def unfit(made: Origin, holdout: int | None) -> str | None:
-    """Why a net made like this is no teacher for a run that holds out so many images, or None."""
+def unfit(made: Origin, holdout: int | None, images: int | None = None, best: bool = False) -> str | None:
+    """Why a net made like this is no teacher for a run that holds out so many of so many images, or None.
+
+    best: it is the best one of its run, which stands at whatever epoch that was.
+    """
     config = made.config
     method, bits, total = config.get("method"), config.get("activation_bits"), config.get("epochs", made.epochs)
     if method != "full-precision":
         return f"its run trained with {method}; a teacher is a float net (--method full-precision)"
     if bits is not None:
         return f"its activations have {bits} bits; a teacher's are real (leave --activation-bits out)"
-    if made.epochs < total:
+    if made.epochs < total and not best:
         return f"its run stands at epoch {made.epochs} of {total}; let it end first"
-    if holdout is not None and (config.get("holdout") or 0) < holdout:
-        return f"it has seen the {holdout} images held out here; train it with --holdout {holdout}, too"
-    return None
+    return has_seen(made, holdout, images)
+
+
+def has_seen(made: Origin, holdout: int | None, images: int | None) -> str | None:
+    """Why a net made like this may know the images held out here, or None.
+
+    Held-out images are spaced over the set by their number, so another number, or other images, are others.
+    """
+    if holdout is None or (made.config.get("holdout"), made.config.get("images")) == (holdout, images):
+        return None
+    asked = f"--holdout {holdout}" + ("" if images is None else f" --images {images}")
+    return f"it has seen images of those held out here; train it with {asked}, too"
+
+
+def check_unseen(path: Path, holdout: int | None, images: int | None) -> None:
+    """A ValueError if a checkpoint of ours to start from may know the images held out here."""
+    made = None if holdout is None else origin(path)
+    why = made and has_seen(made, holdout, images)
+    if why:
+        raise ValueError(f"init {path}: {why}")

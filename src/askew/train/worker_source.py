@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from askew.data.imagenet import MEAN, STD, EpochSampler, ImageNet, epoch_loader
-from askew.data.images import DataError
+from askew.data.images import DataError, evenly
 from askew.data.loader import batch_count, normalise
 from askew.train.evaluate import Batch
 
@@ -50,10 +50,11 @@ class WorkerSource:
         return self._once(self.data, size, shuffle=True)
 
     def _once(self, data: ImageNet, size: int, shuffle: bool) -> Iterator[Batch]:
-        """Every image once, in its own or in a fixed mixed order."""
+        """Every image once, in its own order or (full batches only, if there is one) in a fixed mixed one."""
         size = -(-size // self.world) * self.world
         part = {"rank": self.rank, "world": self.world}
-        sampler = EpochSampler(len(data), size, 0, 0, shuffle, drop_last=False, skip=0, **part)
+        drop_last = shuffle and len(data) >= size
+        sampler = EpochSampler(len(data), size, 0, 0, shuffle, drop_last=drop_last, skip=0, **part)
         return self._on_device(DataLoader(data, batch_sampler=sampler, num_workers=self.workers))
 
     def _on_device(self, loader: DataLoader) -> Iterator[Batch]:
@@ -98,8 +99,7 @@ def imagenet_sources(
 
 
 def thinned(data: ImageNet, count: int) -> ImageNet:
-    """About `count` images, evenly spaced over the set (all if it has fewer)."""
-    step = max(1, len(data) // count)
-    chosen, out = slice(0, step * min(count, len(data)), step), copy(data)
+    """`count` images, evenly spaced over the set (all if it has fewer)."""
+    chosen, out = evenly(len(data), count), copy(data)
     out.names, out.labels = data.names[chosen], data.labels[chosen]
     return out

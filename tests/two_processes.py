@@ -43,6 +43,7 @@ def all_done(tasks: Mapping[str, Callable[[int, Path], Any]], rank: int, folder:
         except Exception:
             out[name] = traceback.format_exc()
         torch.save(out, folder / f"{rank}.pt")
+    dist.barrier()  # gloo ends the process ("terminate called ...") if one leaves while the other still talks to it
     dist.destroy_process_group()
 
 

@@ -39,9 +39,10 @@ def test_sources_see_every_image_and_mix_the_classes(tmp_path: Path) -> None:
     train, val = imagenet_sources(tree, 8, 0, resize=24, crop=20, classes=None, workers=0)
     assert (train.steps(), train.images, val.images) == (3, 24, 12)
     ordered = torch.cat([y for _, y in train.ordered(5)])
-    (mixed, labels), (again, _) = (map(torch.cat, zip(*train.seen(5), strict=True)) for _ in range(2))
+    (mixed, labels), (again, _) = (map(torch.cat, zip(*train.seen(6), strict=True)) for _ in range(2))
     assert ordered.tolist() == sorted(ordered.tolist()) and torch.equal(mixed, again)
     assert labels.sort().values.tolist() == ordered.tolist() and len(set(labels[:8].tolist())) > 2
+    assert [len(y) for _, y in train.seen(5)] == [5] * 4 and [len(y) for _, y in train.seen(30)] == [24]
     assert torch.equal(mixed[:8], next(train.epoch(0))[0])  # cropped and mirrored as training sees them
     x, _ = next(train.ordered(5))
     assert torch.equal(x, next(train.ordered(5))[0]) and x.dtype == torch.float32 and x.shape == (5, 3, 20, 20)

@@ -156,6 +156,8 @@ def read_file(path: Path) -> dict[str, Any]:
     """The payload of a whole checkpoint of our format, on the CPU."""
     if path.exists() and path.stat().st_size == 0:
         raise CheckpointError(f"checkpoint {path} cannot be read: it is empty; remove it to start anew")
+    if path.is_file() and not zipfile.is_zipfile(path):
+        raise CheckpointError(f"checkpoint {path} cannot be read: damaged or not a checkpoint; remove it to start anew")
     try:
         check_sums(path)
         payload = torch.load(path, map_location="cpu", weights_only=True)

@@ -85,9 +85,7 @@ class QuantizedActivation(nn.Module):
         self.num_batches_tracked.add_(1)
         weight = (1 / self.num_batches_tracked).clamp(min=self.momentum or 0.0)
         self.scale.lerp_(scale.to(self.scale.dtype), weight.to(self.scale.dtype))
-        self.scale.clamp_(
-            min=torch.finfo(self.scale.dtype).tiny
-        )  # half precision has no number as small as zeros' scale
+        self.scale.clamp_(min=torch.finfo(self.scale.dtype).tiny)  # that of zeros is 0 in half precision
         return scale
 
     def _warn_unmeasured(self, x: Tensor) -> None:

@@ -21,13 +21,13 @@ from askew.train import low_bit
 from askew.train.device import check_present
 from askew.train.distributed import World, joined
 from askew.train.image_config import ImageTraining as ImageTraining
-from askew.train.initial import digest, start_from
+from askew.train.initial import check_unseen, digest, start_from
 from askew.train.lock import sole_use
 from askew.train.loop import Keeper, OnStatus, fit
 from askew.train.recipes import WIDTH
 from askew.train.record import Record, writable_folder
 from askew.train.source import Shelf, Source, image_sources
-from askew.train.teacher import Objective, check_unseen, labelled, taught_by
+from askew.train.teacher import Objective, labelled, taught_by
 from askew.train.worker_source import imagenet_sources
 
 KEEP_SECONDS = 120.0  # an epoch that ends so long after the last checkpoint is kept as well

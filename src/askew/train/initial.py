@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from askew.train.checkpoint import check_sums
+from askew.train.checkpoint import Origin, check_sums, origin
 
 logger = logging.getLogger("askew")
 PREFIXES = ("module.", "model.", "_orig_mod.", "net.", "backbone.")
@@ -149,3 +149,22 @@ def start_from(model: nn.Module, path: Path, spread_weights: bool) -> dict[str, 
         spread(model)
     left = {"missing": list(found.missing), "unused": list(found.unused), "shapes": list(found.shapes)}
     return {"file": path.name, "matched": len(found.pairs), **left}
+
+
+def has_seen(made: Origin, holdout: int | None, images: int | None) -> str | None:
+    """Why a net made like this may know the images held out here, or None.
+
+    Held-out images are spaced over the set by their number, so another number, or other images, are others.
+    """
+    if holdout is None or (made.config.get("holdout"), made.config.get("images")) == (holdout, images):
+        return None
+    asked = f"--holdout {holdout}" + ("" if images is None else f" --images {images}")
+    return f"it may have seen images that are held out here; train it with {asked}, too"
+
+
+def check_unseen(path: Path, holdout: int | None, images: int | None) -> None:
+    """A ValueError if a checkpoint of ours to start from may know the images held out here."""
+    made = None if holdout is None else origin(path)
+    why = made and has_seen(made, holdout, images)
+    if why:
+        raise ValueError(f"init {path}: {why}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -83,14 +84,14 @@ def with_activations(config: ImageTraining, net: nn.Module) -> nn.Module:
     Gradients go on LUQ's grid, if asked for, at all layers but the skipped ones.
     """
     if config.gradient_bits is not None:
-        skipped = [pattern.removesuffix(".weight") for pattern in config.skip]
-        net = quantize_gradients(net, config.gradient_bits, lambda name, _: any(fnmatchcase(name, p) for p in skipped))
+        net = quantize_gradients(net, config.gradient_bits, skip=_named(config.skip))
     if config.activation_bits in (None, 1):
         return net
     first = next(name for name, module in net.named_modules() if isinstance(module, LAYERS))
-    patterns = [first, *(pattern.removesuffix(".weight") for pattern in config.skip)]
+    return quantize_activations(net, config.activation_bits, at="inputs", skip=_named([first, *config.skip]))
 
-    def left_alone(name: str, module: nn.Module) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in patterns)
 
-    return quantize_activations(net, config.activation_bits, at="inputs", skip=left_alone)
+def _named(patterns: Sequence[str]) -> Callable[[str, nn.Module], bool]:
+    """Whether a module goes by one of these names or patterns, which may name its weight."""
+    modules = [pattern.removesuffix(".weight") for pattern in patterns]
+    return lambda name, _: any(fnmatchcase(name, pattern) for pattern in modules)

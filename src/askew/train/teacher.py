@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from askew.train.checkpoint import Origin, origin
-from askew.train.initial import initialise
+from askew.train.initial import has_seen, initialise
 
 SHARE = 0.5
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]  # (logits, images, labels) -> loss
@@ -86,22 +86,3 @@ def unfit(made: Origin, holdout: int | None, images: int | None = None, best: bo
     if made.epochs < total and not best:
         return f"its run stands at epoch {made.epochs} of {total}; let it end first"
     return has_seen(made, holdout, images)
-
-
-def has_seen(made: Origin, holdout: int | None, images: int | None) -> str | None:
-    """Why a net made like this may know the images held out here, or None.
-
-    Held-out images are spaced over the set by their number, so another number, or other images, are others.
-    """
-    if holdout is None or (made.config.get("holdout"), made.config.get("images")) == (holdout, images):
-        return None
-    asked = f"--holdout {holdout}" + ("" if images is None else f" --images {images}")
-    return f"it has seen images of those held out here; train it with {asked}, too"
-
-
-def check_unseen(path: Path, holdout: int | None, images: int | None) -> None:
-    """A ValueError if a checkpoint of ours to start from may know the images held out here."""
-    made = None if holdout is None else origin(path)
-    why = made and has_seen(made, holdout, images)
-    if why:
-        raise ValueError(f"init {path}: {why}")

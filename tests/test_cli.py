@@ -38,3 +38,11 @@ def test_report_on_a_folder_without_records(tmp_path: Path, capsys: pytest.Captu
     with pytest.raises(SystemExit):
         cli.main(["report", str(tmp_path)])
     assert "no records of" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_flag_with_three_values_is_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(cli, "train", lambda config, console: asked.append((config.affine, config.static)))
+    for words in ([], ["--affine"], ["--no-affine", "--static"], ["--affine", "False", "--static", "None"]):
+        cli.main(["train", "--data", "x", *words, "cifar10", "--device", "cpu"])
+    assert asked == [(None, None), (True, None), (False, True), (False, None)]

@@ -62,9 +62,13 @@ Command = (
 )
 
 
+THREE_VALUED = ("affine", "static")  # yes, no, or as the other settings ask for
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: parse, run; a problem with the input ends with one line on stderr and status 2."""
-    command = tyro.cli(tyro.conf.OmitSubcommandPrefixes[Command], prog="askew", description=__doc__, args=arguments)
+    given = spelled_out(sys.argv[1:] if arguments is None else arguments)
+    command = tyro.cli(tyro.conf.OmitSubcommandPrefixes[Command], prog="askew", description=__doc__, args=given)
     console = Console()
     try:
         if isinstance(command, DemoConfig):
@@ -87,6 +91,18 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         complain("askew: stopped; a run with checkpoints goes on when the same command is started again")
         sys.exit(130)
+
+
+def spelled_out(arguments: list[str]) -> list[str]:
+    """--affine and --no-affine for --affine True and --affine False, as flags are that have no third value."""
+    out: list[str] = []
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name = word.removeprefix("--no-") if word.startswith("--no-") else word.removeprefix("--")
+        if not word.startswith("--") or name not in THREE_VALUED or following in ("True", "False", "None"):
+            out.append(word)
+        else:
+            out += [f"--{name}", str(not word.startswith("--no-"))]
+    return out
 
 
 def complain(message: str) -> None:

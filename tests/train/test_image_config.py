@@ -153,3 +153,13 @@ def test_scales_and_biases_of_batchnorm_have_a_smaller_learning_rate() -> None:
     assert (
         plain.describe()["affine"] is None and len(build_optimizer(plain, build_model(plain, 10), 10).param_groups) == 1
     )
+
+
+def test_signs_come_with_thresholds_of_their_own_unless_told_otherwise() -> None:
+    def norms(**settings: Any) -> tuple[bool, Any, Any]:
+        config = ImageTraining(Path("data"), width=8, device="cpu", **settings)
+        told = config.describe()
+        return build_model(config, 10).features[0].norm.affine, told["affine"], told["affine_rate"]  # pyright: ignore
+
+    assert norms(activation_bits=1) == norms(activation_bits=1, affine=True) == (True, True, 0.3)
+    assert norms(activation_bits=1, affine=False) == norms(activation_bits=4) == norms() == (False, None, None)

@@ -119,7 +119,7 @@ OTHERS = [
     {"method": "binaryconnect", "average": 0.5},
     {"affine": True},
     {"stagger": 0.5},
-    {"affine": True, "activation_bits": 1},
+    {"affine": False, "activation_bits": 1},
     {"method": "luq", "bits": 4, "activation_bits": 4, "gradient_bits": 4},
     {"bits": 2, "form": "ternary", "scale": "abs-mean"},
     {"method": "lsq", "bits": 2, "activation_bits": 4, "form": "symmetric"},

@@ -125,6 +125,18 @@ def test_a_run_with_a_teacher_goes_on_bit_for_bit(data, tmp_path, learned):
     assert timeless(train_images(job("parts"))[0]) == timeless(train_images(job("whole"))[0])
 
 
+@pytest.mark.parametrize("affine", [False, True])
+def test_the_teachers_batchnorm_is_as_it_was_trained(data, tmp_path, affine):
+    """Whatever the student's is: a net with signs learns scales and biases, its teacher need not have any."""
+    job = small_job(data, tmp_path, method="full-precision", epochs=1, affine=affine)
+    train_images(job)
+    last = job.out / job.name / "last.pt"
+    for own in (False, True):
+        student = small_job(data, tmp_path / "student", affine=own, teacher=last, teacher_share=0.9, activation_bits=1)
+        net = getattr(build_objective(student, 10), "net")  # noqa: B009
+        assert (net.features[0].norm.weight is not None) == affine
+
+
 def test_another_net_or_no_file_is_named(data, tmp_path, learned):
     with pytest.raises(ValueError, match=r"last\.pt: no weight of it matches one of VGGSmall"):
         build_objective(small_job(data, tmp_path, teacher=learned, width=8), 10)

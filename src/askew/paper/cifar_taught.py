@@ -32,7 +32,6 @@ TABLE = LowBit(
         Row("askew-level-first-rounded", "w1a32", None, WINNERS["askew-level-first-rounded"], taught=SHARE),
     ),
     {},
-    "not run",
     settings_from="those of cifar-w1",
 )
 

@@ -32,7 +32,6 @@ TABLE = LowBit(
         *(Row(method, "w1a1", None, WINNERS[f"{method}-w1a1"], taught=SHARE) for method in METHODS),
     ),
     {},
-    "not run",
     settings_from="those of cifar-w1a1",
 )
 

@@ -151,7 +151,7 @@ def training(
 ) -> ImageTraining:
     """One run of a row."""
     name = f"{experiment.name}{suffix}"
-    named = {**experiment.base, **config.own(), **settings}
+    named = {"affine": False, **experiment.base, **config.own(), **settings}
     fields = {**unnamed(method, named.get("schedule", "cosine")), **named, **smaller_batch(config, named)}
     return ImageTraining(
         data=config.data,

@@ -70,9 +70,9 @@ class Row:
 
 @dataclass(frozen=True)
 class LowBit:
-    """A table: its data and net, its rows, its two schedules, values from the literature.
+    """A table: its data and net, its rows, its schedules, values from the literature.
 
-    kinds: where a schedule differs from that of the one-bit tables.
+    kinds: where a schedule differs from that of the one-bit tables; schedule: the paper's, in words.
     settings_from: where the settings of the best schedule come from as long as no search has been recorded.
     """
 
@@ -81,7 +81,7 @@ class LowBit:
     base: Settings
     rows: tuple[Row, ...]
     kinds: Mapping[Kind, Settings]
-    schedule: str
+    schedule: str = ""
     literature: Mapping[str, str] = field(default_factory=dict)
     settings_from: str = "chosen without a recorded search"
 
@@ -98,6 +98,11 @@ class LowBit:
         own = row.paper if kind == "paper" else row.search and row.search.winner
         taught = {"teacher_share": row.taught} if row.taught else {}
         return None if own is None else {**self.shape(kind), **WIDTHS[row.widths], **own, **taught}
+
+    @property
+    def runs_at(self) -> list[Kind]:
+        """The kinds of schedule that some row is run at."""
+        return [kind for kind in KINDS if any(self.settings(row, kind) is not None for row in self.rows)]
 
     @property
     def full(self) -> Row:

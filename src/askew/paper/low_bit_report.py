@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from askew.core import uniform
-from askew.paper.images_common import KINDS, MISSING, Kind
+from askew.paper.images_common import MISSING, Kind
 from askew.paper.low_bit import FULL, LowBit, Row
 from askew.paper.low_bit_words import Runs, gap, lead, note, runs_of, score, verdicts
 from askew.paper.present import Presentation
@@ -14,6 +14,9 @@ from askew.report import image_figures
 from askew.report.runs import unique
 from askew.report.tables import NONE, Grid, cell
 from askew.train.record import Record
+
+
+HEADS: dict[Kind, str] = {"paper": "ours, paper's schedule", "best": "ours, best schedule"}
 
 
 def present(table: LowBit, records: Sequence[Record]) -> Presentation:
@@ -37,21 +40,23 @@ def level_count(table: LowBit, row: Row, kind: Kind) -> str:
 
 
 def main_table(table: LowBit, runs: Runs, how: str) -> Grid:
-    """The paper's value beside ours at both kinds of schedule: levels, accuracy, gap to full precision, n."""
+    """The paper's value, if any, beside ours at each kind of schedule: levels, accuracy, gap to full precision, n."""
+    printed = bool(table.literature) or any(row.value for row in table.rows)
     lines, keys = [], []
     for row in table.rows:
-        line = [row.label, row.value or NONE]
-        for kind in KINDS:
+        line = [row.label, row.value or NONE] if printed else [row.label]
+        for kind in table.runs_at:
             own, below = score(runs, row.key, kind), gap(runs, row.key, kind)
             missing = NONE if table.settings(row, kind) is None else MISSING
             line += [level_count(table, row, kind), cell(own, 2) if own else missing]
             line += [NONE if below is None else f"{below:.2f}", str(own.n if own else 0)]
         lines.append(tuple(line))
         keys.append(row.method)
-    lines += [(f"{name} *", f"{value}*", *[NONE] * 8) for name, value in table.literature.items()]
-    heads = ["method", "paper"]
-    for name in ("ours, paper's schedule", "ours, best schedule"):
-        heads += ["levels", name, "gap", "n"]
+    heads = ["method", "paper"] if printed else ["method"]
+    for kind in table.runs_at:
+        heads += ["levels", HEADS[kind], "gap", "n"]
+    empty = [NONE] * (len(heads) - 2)
+    lines += [(f"{name} *", f"{value}*", *empty) for name, value in table.literature.items()]
     return Grid(tuple(heads), tuple(lines), f"Test accuracy (%){made(runs)}", note(table, runs, how), tuple(keys))
 
 
@@ -80,5 +85,4 @@ def curves(table: LowBit, runs: Runs, widths: str) -> tuple[image_figures.Figure
 
 def candidates(table: LowBit) -> list[Candidate]:
     """The rows as the search knows them."""
-    rows = [row for row in table.rows if not row.taught]
-    return [Candidate(r.label, r.method, r.key, r.paper, r.origin("paper"), r.search) for r in rows]
+    return [Candidate(r.label, r.method, r.key, r.paper, r.origin("paper"), r.search) for r in table.rows]

@@ -37,12 +37,14 @@ def note(table: LowBit, runs: Runs, how: str) -> str:
     shown = data_words([r.config for own in runs.values() for r in own])
     lessons = sorted({row.taught for row in table.rows if row.taught})
     taught = f" Taught: by full precision's net of the same seed, {_parts(lessons)} of the loss." if lessons else ""
+    printed = " (the paper prints its best epoch)" if any(row.value for row in table.rows) else ""
+    papers = f" Paper's schedule: {table.schedule}." if "paper" in table.runs_at else ""
     starred = " *: from the literature, as the paper prints it; not run here." if table.literature else ""
     return (
         f"{shown + '. ' if shown else ''}After the last epoch, weights on their levels, BatchNorm and activation "
-        "scales re-estimated on training images; mean ± sample standard deviation over n seeds (the paper prints its "
-        "best epoch). Levels: of one weight. Gap: full precision at the same kind of schedule minus this. Paper's "
-        f"schedule: {table.schedule}. Best schedule: cosine, settings {how}.{taught}{starred}"
+        f"scales re-estimated on training images; mean ± sample standard deviation over n seeds{printed}. Levels: of one "
+        f"weight. Gap: full precision at the same kind of schedule minus this.{papers} Best schedule: cosine, settings "
+        f"{how}.{taught}{starred}"
     )
 
 

@@ -124,8 +124,9 @@ class ImageTraining:
     """Width of VGG-small's first layer (CIFAR-10; 128 if not given)."""
     stem: Stem | None = None
     """ResNet-18's first layer: tiny or imagenet (7x7 and a pool), small (3x3)."""
-    affine: bool = False
-    """BatchNorm with a learnt scale and bias for each channel, which the paper's nets do not have."""
+    affine: bool | None = None
+    """BatchNorm with a learnt scale and bias for each channel, which the paper's nets do not have (if not given: with
+    one-bit activations alone, where they set the signs' thresholds)."""
     affine_rate: float | None = None
     """Learning rate of those scales and biases, as a part of the weights' (0.3 if not given)."""
     skip: tuple[str, ...] = ()
@@ -179,7 +180,7 @@ class ImageTraining:
             raise ValueError(f"seed must lie in 0..2^32-1, got {self.seed}")
         if self.teacher_share is not None and not (self.teacher and 0 < self.teacher_share <= 1):
             raise ValueError(f"teacher_share, above 0 and up to 1, needs a teacher: got {self.teacher_share!r}")
-        if self.affine_rate is not None and not (self.affine and self.affine_rate > 0):
+        if self.affine_rate is not None and not (self.learns_norms and self.affine_rate > 0):
             raise ValueError(f"affine_rate, above 0, needs affine: got {self.affine_rate!r}")
         self._check_unused()
         self._check_options()
@@ -225,9 +226,14 @@ class ImageTraining:
                 raise ValueError(f"{name}: {self.method} finds its own levels for each tensor; parq-fixed takes it")
 
     @property
+    def learns_norms(self) -> bool:
+        """Whether BatchNorm has a scale and a bias to learn."""
+        return self.activation_bits == 1 if self.affine is None else self.affine
+
+    @property
     def vector_rate(self) -> float | None:
         """Learning rate of BatchNorm's scales and biases as a part of the weights'; None if there are none."""
-        return (self.affine_rate or AFFINE_RATE) if self.affine else None
+        return (self.affine_rate or AFFINE_RATE) if self.learns_norms else None
 
     @property
     def recipe(self) -> Recipe:
@@ -310,7 +316,7 @@ class ImageTraining:
         elsewhere |= {"tensorboard", "keep_every", "keep_steps", "keep_best"}
         own = {k: v for k, v in asdict(self).items() if k not in elsewhere and k not in RECIPE_FIELDS}
         own["average"] = self.recipe.average or None
-        own["affine"], own["affine_rate"] = self.affine or None, self.vector_rate
+        own["affine"], own["affine_rate"] = self.learns_norms or None, self.vector_rate
         own["init"] = None if self.init is None else self.init.name
         own["teacher"] = None if self.teacher is None else self.teacher.name
         own["teacher_share"] = None if self.teacher is None else self.share

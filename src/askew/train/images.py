@@ -18,6 +18,7 @@ from askew.methods.registry import method
 from askew.models.registry import model as model_named
 from askew.optim import ASkew, MethodOptimizer, groups
 from askew.train import low_bit
+from askew.train.checkpoint import origin
 from askew.train.device import check_present
 from askew.train.distributed import World, joined
 from askew.train.image_config import ImageTraining as ImageTraining
@@ -98,19 +99,23 @@ def build_model(config: ImageTraining, classes: int) -> nn.Module:
     return low_bit.with_activations(config, net)
 
 
-def _net(config: ImageTraining, classes: int, **options: Any) -> nn.Module:
-    options["affine"] = config.affine
+def _net(config: ImageTraining, classes: int, affine: bool | None = None, **options: Any) -> nn.Module:
+    options["affine"] = config.learns_norms if affine is None else affine
     if config.defaults.model == "vgg-small":
         return model_named("vgg-small", width=config.width or WIDTH, classes=classes, **options)
     return model_named("resnet18", stem=config.stem or config.defaults.stem, classes=classes, **options)
 
 
 def build_objective(config: ImageTraining, classes: int) -> Objective:
-    """The labels alone, or with them the teacher that was asked for: the same net, its activations real."""
+    """The labels alone, or with them the teacher that was asked for: the same net, its activations real.
+
+    Its BatchNorm is as it was trained.
+    """
     if config.teacher is None:
         return labelled
+    made = origin(config.teacher)
     with torch.random.fork_rng(devices=[]):
-        net = _net(config, classes)
+        net = _net(config, classes, affine=None if made is None else bool(made.config.get("affine")))
     teacher = taught_by(net, config.teacher, config.share, config.holdout, config.images)
     teacher.net.to(config.where, memory_format=torch.channels_last)  # pyright: ignore
     return teacher

@@ -24,7 +24,7 @@ from askew.train.source import Shelf, Source, image_sources
 from askew.train.worker_source import WorkerSource
 
 # what of a run's settings decides its net and its levels; the optimizer's state brings the rest
-DECISIVE = ("method", "bits", "activation_bits", "form", "per", "scale", "sign_gradient", "seed", "skip", "affine")
+DECISIVE = ("method", "bits", "activation_bits", "form", "per", "scale", "sign_gradient", "seed", "skip")
 BATCH = 500
 
 
@@ -70,7 +70,7 @@ def export_run(config: Export) -> Exported:
 def settings_of(record: Record, data: Path | None) -> ImageTraining:
     """The run's settings as far as they decide its net and the images it has seen."""
     kept = {name: record.config[name] for name in DECISIVE if record.config.get(name) is not None}
-    kept["skip"] = tuple(kept.get("skip", ()))
+    kept["skip"], kept["affine"] = tuple(kept.get("skip", ())), bool(record.config.get("affine"))
     if (record.config.get("annealing") or {}).get("stagger"):
         kept["stagger"] = record.config["annealing"]["stagger"]  # a group for each layer
     shown = ("resize", "crop", "images") if record.config["dataset"] == "imagenet" else ("pad", "images", "holdout")

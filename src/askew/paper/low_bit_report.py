@@ -15,7 +15,6 @@ from askew.report.runs import unique
 from askew.report.tables import NONE, Grid, cell
 from askew.train.record import Record
 
-
 HEADS: dict[Kind, str] = {"paper": "ours, paper's schedule", "best": "ours, best schedule"}
 
 

@@ -42,9 +42,9 @@ def note(table: LowBit, runs: Runs, how: str) -> str:
     starred = " *: from the literature, as the paper prints it; not run here." if table.literature else ""
     return (
         f"{shown + '. ' if shown else ''}After the last epoch, weights on their levels, BatchNorm and activation "
-        f"scales re-estimated on training images; mean ± sample standard deviation over n seeds{printed}. Levels: of one "
-        f"weight. Gap: full precision at the same kind of schedule minus this.{papers} Best schedule: cosine, settings "
-        f"{how}.{taught}{starred}"
+        f"scales re-estimated on training images; mean ± sample standard deviation over n seeds{printed}. Levels: of "
+        f"one weight. Gap: full precision at the same kind of schedule minus this.{papers} Best schedule: cosine, "
+        f"settings {how}.{taught}{starred}"
     )
 
 

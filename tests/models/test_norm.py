@@ -7,11 +7,14 @@ import torch
 from torch import nn
 from torch.nn.functional import batch_norm, conv2d, max_pool2d, relu
 
+from askew.core.signs import slope
 from askew.models import norm
-from askew.models.norm import Chain, NormReLU, fuses, halves, norm_activation, starts, unfused
+from askew.models.norm import Chain, NormAct, fused_as, fuses, halves, norm_activation, starts, unfused
+from askew.models.norm_ops import norm_act, norm_act_backward
 from askew.models.norm_stem import TILE, Stem, flat, padded_rows, stem, stem_backward, windows
 from askew.models.resnet import ResNet18
 from askew.models.vgg_small import VGGSmall
+from askew.nn import Sign
 
 LAST = torch.channels_last
 KINDS = {"plain": (False, False), "pool": (True, False), "shortcut": (False, True)}
@@ -29,21 +32,50 @@ def some(*shape, dtype=torch.float64, seed=0):
     return x.to(dtype).contiguous(memory_format=LAST) if x.ndim == 4 else x.to(dtype)
 
 
-def composed(z, residual, pool):
+NOTHING = (None, None, None, 0.1, 1e-5)  # running statistics that are not kept; momentum, eps
+ACTS = ["relu", "tanh", "clip", "quadratic"]
+
+
+class Bump(torch.autograd.Function):
+    """The sign with the bump of `slope` for a derivative."""
+
+    @staticmethod
+    def forward(ctx, t, kind):
+        ctx.kind = kind
+        ctx.save_for_backward(t)
+        return torch.where(t >= 0, 1.0, -1.0).to(t.dtype)
+
+    @staticmethod
+    def backward(ctx, dy):  # pyright: ignore
+        return dy * slope(ctx.saved_tensors[0], ctx.kind), None
+
+
+def composed(z, residual, pool, vectors=(None, None), act="relu"):
     """The same from torch's own pieces."""
-    y = batch_norm(z, None, None, training=True)
-    y = relu(y if residual is None else y + residual)
+    y = batch_norm(z, None, None, *vectors, training=True)
+    y = y if residual is None else y + residual
+    y = relu(y) if act == "relu" else Bump.apply(y, act)
     return max_pool2d(y, 2) if pool else y
 
 
+def scales(c):
+    """Of both signs, so that a pool has smallest values to find."""
+    return [t.requires_grad_() for t in (some(c, seed=7), some(c, seed=8))]
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("affine", [False, True])
 @kinds
-def test_formulas_agree_with_autograd(kind):
+def test_formulas_agree_with_autograd(kind, affine, act):
     pool, shortcut = KINDS[kind]
+    if pool and act != "relu":
+        pytest.skip("a pool goes with ReLU")
     z = (3 * some(3, 5, 6, 4) + 2).requires_grad_()
     residual = some(3, 5, 6, 4, seed=1).requires_grad_() if shortcut else None
-    inputs = [t for t in (z, residual) if t is not None]
-    y = NormReLU.apply(z, residual, None, None, None, 0.1, 1e-5, pool)
-    expected = composed(z, residual, pool)
+    vectors = scales(5) if affine else (None, None)
+    inputs = [t for t in (z, residual, *vectors) if t is not None]
+    y = NormAct.apply(z, residual, *vectors, *NOTHING, pool, act)
+    expected = composed(z, residual, pool, vectors, act)
     torch.testing.assert_close(y, expected)
     assert y.is_contiguous(memory_format=LAST)
     dy = some(*y.shape, seed=2)
@@ -56,7 +88,7 @@ def test_equal_values_under_a_pool():
     z = torch.tensor([[1.0, 1, 0, 2], [1, 1, 2, 2], [-3, -3, 0, 0], [-3, -3, 0, 5]], dtype=torch.float64)
     z = z.view(1, 1, 4, 4).requires_grad_()
     dy = some(1, 1, 2, 2)
-    (mine,) = torch.autograd.grad(NormReLU.apply(z, None, None, None, None, 0.1, 1e-5, True), z, dy)
+    (mine,) = torch.autograd.grad(NormAct.apply(z, None, None, None, *NOTHING, True, "relu"), z, dy)
     (theirs,) = torch.autograd.grad(composed(z, None, True), z, dy)
     torch.testing.assert_close(mine, theirs)
 
@@ -88,7 +120,7 @@ def test_windows_times_weights_are_the_convolution(shape):
 def test_the_products_of_windows_hold_the_statistics(shape):
     """m = 1'U K / n, var = diag(K' U'U K) / n - m^2; the rows of U are filled up with empty ones."""
     x, w = some(*shape) + 1, flat(some(16, shape[1], 3, 3, seed=1))
-    _, U, gram, mean, rstd = stem(x, w, None, None, None, 0.1, 1e-5, torch.float64)
+    _, U, gram, mean, rstd = stem(x, w, None, None, *NOTHING, torch.float64, "relu")
     n, taps = shape[0] * shape[2] * shape[3], w.shape[1]
     assert len(U) == padded_rows(n) >= n and len(U) % TILE == 0 and not U[n:].any()
     torch.testing.assert_close(U.T @ U, gram)
@@ -101,22 +133,41 @@ def test_the_operators_of_the_first_layer_are_what_they_say():
     """Shapes, strides and what is changed in place, as the compiler is told."""
     x, w = some(3, 3, 4, 6, dtype=torch.float32), flat(some(16, 3, 3, 3, dtype=torch.float32, seed=1))
     running = (torch.zeros(16), torch.ones(16), torch.tensor(0))
-    torch.library.opcheck(stem, (x, w, *running, 0.1, 1e-5, torch.bfloat16))
-    y, *kept = stem(x, w, *running, 0.1, 1e-5, torch.bfloat16)
-    torch.library.opcheck(stem_backward, (kept[0], w, torch.ones_like(y), *kept[1:]))
+    for vectors, act in (((None, None), "relu"), ((torch.ones(16), torch.zeros(16)), "tanh")):
+        torch.library.opcheck(stem, (x, w, *vectors, *running, 0.1, 1e-5, torch.bfloat16, act))
+        y, *kept = stem(x, w, *vectors, *running, 0.1, 1e-5, torch.bfloat16, act)
+        torch.library.opcheck(stem_backward, (kept[0], w, torch.ones_like(y), *kept[1:], *vectors, act))
 
 
+@kinds
+def test_the_operators_of_batchnorm_are_what_they_say(kind):
+    pool, shortcut = KINDS[kind]
+    z = some(3, 5, 4, 6, dtype=torch.float32)
+    residual = some(3, 5, 4, 6, dtype=torch.float32, seed=1) if shortcut else None
+    for vectors, act in (((None, None), "relu"), ((torch.ones(5), torch.zeros(5)), "relu" if pool else "clip")):
+        running = (torch.zeros(5), torch.ones(5), torch.tensor(0))
+        torch.library.opcheck(norm_act, (z, residual, *vectors, *running, 0.1, 1e-5, pool, act))
+        y, mean, rstd = norm_act(z, residual, *vectors, *running, 0.1, 1e-5, pool, act)
+        kept = residual if act != "relu" else y
+        given = (z, kept, torch.ones_like(y), mean, rstd, *vectors, pool, shortcut, act)
+        torch.library.opcheck(norm_act_backward, given)
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("affine", [False, True])
 @pytest.mark.parametrize("channels", [1, 2, 3])
-def test_the_gradient_of_the_first_layer_from_two_products(channels):
+def test_the_gradient_of_the_first_layer_from_two_products(channels, affine, act):
     x = some(4, channels, 5, 6) + 1
     w = some(16, channels, 3, 3, seed=1).requires_grad_()
-    y = Stem.apply(x, flat(w), None, None, None, 0.1, 1e-5, torch.float64)
-    expected = composed(conv2d(x, w, padding=1), None, False)
+    vectors = scales(16) if affine else (None, None)
+    y = Stem.apply(x, flat(w), *vectors, *NOTHING, torch.float64, act)
+    expected = composed(conv2d(x, w, padding=1), None, False, vectors, act)
     torch.testing.assert_close(y, expected)
     dy = some(*y.shape, seed=2)
-    (mine,), (theirs,) = (torch.autograd.grad(t, w, dy) for t in (y, expected))
-    assert mine.shape == w.shape
-    torch.testing.assert_close(mine, theirs)
+    inputs = [w, *vectors] if affine else [w]
+    for mine, theirs in zip(torch.autograd.grad(y, inputs, dy), torch.autograd.grad(expected, inputs, dy), strict=True):
+        assert mine.shape == theirs.shape
+        torch.testing.assert_close(mine, theirs)
 
 
 # -- where it applies -------------------------------------------------------------------------------------------------
@@ -135,7 +186,7 @@ def test_only_for_what_the_kernels_compute(on_cpu):
     z, bn, act = some(4, 8, 4, 4, dtype=torch.float32), nn.BatchNorm2d(8, affine=False), nn.ReLU()
     assert fuses(z, bn, act) and fuses(z.bfloat16(), bn, nn.ReLU(inplace=True))
     assert not fuses(z.contiguous(), bn, act) and not fuses(z.double(), bn, act)
-    assert not fuses(z, nn.BatchNorm2d(8), act) and not fuses(z, Noisy(8, affine=False), act)
+    assert fuses(z, nn.BatchNorm2d(8), act) and not fuses(z, Noisy(8, affine=False), act)
     assert not fuses(z, bn, nn.PReLU()) and not fuses(z, bn.eval(), act) and not fuses(z[0], bn.train(), act)
     assert not fuses(z[:1, :, :1, :1], bn, act)  # one value a channel: nn.BatchNorm2d refuses it
     with unfused():
@@ -145,6 +196,33 @@ def test_only_for_what_the_kernels_compute(on_cpu):
         assert not fuses(z, bn, act)
         hook.remove()
     assert fuses(z, bn, act)
+
+
+class OtherSign(Sign):
+    pass
+
+
+def test_which_activations():
+    assert [fused_as(a) for a in (nn.ReLU(), Sign(), Sign("clip"), nn.Tanh(), OtherSign(), nn.Hardtanh())] == [
+        "relu",
+        "tanh",
+        "clip",
+        None,
+        None,
+        None,
+    ]
+    heard = Sign()
+    heard.register_forward_hook(lambda *_: None)
+    assert fused_as(heard) is None
+
+
+def test_a_pool_behind_a_sign_runs_by_itself(on_cpu):
+    """It would pool what the sign has made; the kernels know the pool that stands behind a ReLU."""
+    chain = Chain(nn.BatchNorm2d(8), Sign(), nn.MaxPool2d(2))
+    z = some(4, 8, 4, 6, dtype=torch.float32)
+    y = chain(z)
+    with unfused():
+        assert torch.equal(y, chain(z)) and y.shape == (4, 8, 2, 3)
 
 
 def test_which_pools(on_cpu):
@@ -177,7 +255,10 @@ def test_which_first_layers(on_cpu):
 MAKE = {
     "vgg": lambda: VGGSmall(width=16, image=16),
     "vgg-pool-first": lambda: VGGSmall(width=16, image=16, pool_first=True),
+    "vgg-affine": lambda: VGGSmall(width=16, image=16, affine=True),
+    "vgg-signs": lambda: VGGSmall(width=16, image=16, pool_first=True, affine=True, activation=Sign),
     "resnet": lambda: ResNet18(classes=10, stem="small"),
+    "resnet-affine": lambda: ResNet18(classes=10, stem="small", affine=True),
     "resnet-tiny": lambda: ResNet18(classes=10, stem="tiny"),
 }
 
@@ -214,7 +295,7 @@ def test_networks_compute_the_same(on_cpu, kind, monkeypatch):
         assert close(state[name], value, 1e-4), name
 
 
-@pytest.mark.parametrize("kind", ["vgg", "resnet"])
+@pytest.mark.parametrize("kind", ["vgg", "vgg-affine", "vgg-signs", "resnet"])
 def test_one_graph_for_the_compiler(on_cpu, kind):
     """In bfloat16, first layer included: without a break, and what it gives is what it gives uncompiled."""
     torch.compiler.reset()

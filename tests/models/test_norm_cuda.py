@@ -10,6 +10,7 @@ from askew.models import norm
 from askew.models.norm import unfused
 from askew.models.resnet import BasicBlock
 from askew.models.vgg_small import VGGSmall
+from askew.nn import Sign
 
 pytestmark = pytest.mark.cuda
 LAST = torch.channels_last
@@ -22,7 +23,12 @@ def residual():
     return nn.Sequential(first, *blocks, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(1024, 10, bias=False))
 
 
-MAKE = {"vgg": lambda: VGGSmall(width=32), "residual": residual}
+MAKE = {
+    "vgg": lambda: VGGSmall(width=32),
+    "residual": residual,
+    "affine": lambda: VGGSmall(width=32, affine=True),
+    "signs": lambda: VGGSmall(width=32, affine=True, pool_first=True, activation=Sign),
+}
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,9 @@
-"""BatchNorm -> ReLU (-> max-pool), and the first convolution before it, in one piece where a GPU gains by it.
+"""BatchNorm -> ReLU (-> max-pool) or sign, and the first convolution before it, in one piece where a GPU gains by it.
 
 The modules stay what they are, with their names, buffers and state dicts. While training on a GPU with Triton,
-channels-last, BatchNorm2d without affine followed by nn.ReLU runs as the operators of `norm_ops` and `norm_stem`;
-anywhere else, and for any other module, hook or layout, the modules run one after another.
+channels-last, BatchNorm2d followed by nn.ReLU or a sign runs as the operators of `norm_ops` and `norm_stem`; anywhere
+else, and for any other module, hook or layout, the modules run one after another. A sign is a module that says so:
+`fused_as` names its gradient (see `askew.nn.Sign`).
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TypeGuard, TypeVar
+from typing import TypeGuard, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
-from askew.models.norm_ops import norm_relu, norm_relu_backward
+from askew.core.signs import SignGradient
+from askew.models.norm_ops import norm_act, norm_act_backward
 from askew.models.norm_stem import WIDTH, Stem, flat, padded_rows
 
 DEVICES = {"cuda"} if find_spec("triton") else set()  # whose tensors the kernels take
@@ -37,7 +39,8 @@ def unfused() -> Iterator[None]:
 
 
 class Chain(nn.Sequential):
-    """nn.Sequential that takes BN -> ReLU (-> 2x2 max-pool) and conv -> BN -> ReLU on images in one piece."""
+    """nn.Sequential that takes BN -> ReLU (-> 2x2 max-pool), BN -> sign, and these behind a convolution of images in
+    one piece."""
 
     def forward(self, input: Tensor) -> Tensor:
         layers, x = list(self), input
@@ -52,15 +55,15 @@ def _advance(layers: Sequence[nn.Module], x: Tensor) -> tuple[Tensor, int]:
     if len(layers) > 2 and starts(x, *layers[:3]):
         return _stem(x, *layers[:3]), 3  # pyright: ignore[reportArgumentType]
     if len(layers) > 1 and fuses(x, *layers[:2]):
-        pool = len(layers) > 2 and halves(x, layers[2])
-        return _norm(x, layers[0], pool), 3 if pool else 2  # pyright: ignore[reportArgumentType]
+        pool = len(layers) > 2 and fused_as(layers[1]) == "relu" and halves(x, layers[2])
+        return _norm(x, *layers[:2], pool), 3 if pool else 2  # pyright: ignore
     return layers[0](x), 1
 
 
 def norm_activation(z: Tensor, norm: nn.Module, activation: nn.Module, residual: Tensor | None = None) -> Tensor:
     """activation(norm(z) + residual)."""
     if fuses(z, norm, activation) and (residual is None or _alike(z, residual)):
-        return _norm(z, norm, False, residual)  # pyright: ignore[reportArgumentType]
+        return _norm(z, norm, activation, False, residual)  # pyright: ignore[reportArgumentType]
     y = norm(z)
     return activation(y if residual is None else y + residual)
 
@@ -71,16 +74,23 @@ def fuses(z: Tensor, norm: nn.Module, activation: nn.Module) -> bool:
         _fusing
         and z.device.type in DEVICES
         and _is_plain(norm, nn.BatchNorm2d)
-        and _is_plain(activation, nn.ReLU)
+        and fused_as(activation) is not None
         and norm.training
-        and norm.weight is None
-        and norm.bias is None
+        and (norm.weight is None) == (norm.bias is None)
         and z.ndim == 4
         and (z.dtype in HALF or z.dtype == torch.float32)
         and z.is_contiguous(memory_format=torch.channels_last)
         and z.numel() // z.shape[1] > 1
         and z.numel() < LIMIT
     )
+
+
+def fused_as(activation: nn.Module) -> str | None:
+    """What the kernels call an activation: "relu", or a sign by its gradient; None if they have no such thing."""
+    if _is_plain(activation, nn.ReLU):
+        return "relu"
+    name = getattr(activation, "fused_as", None)
+    return name if name in get_args(SignGradient) and _unheard(activation) else None
 
 
 def halves(z: Tensor, pool: nn.Module) -> bool:
@@ -115,8 +125,12 @@ def starts(x: Tensor, conv: nn.Module, norm: nn.Module, activation: nn.Module) -
 
 def _is_plain(module: nn.Module, kind: type[M]) -> TypeGuard[M]:
     """Exactly of this class, and nobody listens to it."""
+    return type(module) is kind and _unheard(module)
+
+
+def _unheard(module: nn.Module) -> bool:
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return type(module) is kind and not any(hooks)
+    return not any(hooks)
 
 
 def _alike(z: Tensor, other: Tensor) -> bool:
@@ -138,27 +152,33 @@ def _running(norm: nn.BatchNorm2d) -> tuple[Tensor | None, Tensor | None, Tensor
     return norm.running_mean, norm.running_var, norm.num_batches_tracked, momentum, norm.eps
 
 
-def _norm(z: Tensor, norm: nn.BatchNorm2d, pool: bool, residual: Tensor | None = None) -> Tensor:
-    return NormReLU.apply(z, residual, *_running(norm), pool)  # pyright: ignore[reportReturnType]
+def _norm(z: Tensor, norm: nn.BatchNorm2d, activation: nn.Module, pool: bool, residual: Tensor | None = None) -> Tensor:
+    act = fused_as(activation)
+    return NormAct.apply(z, residual, norm.weight, norm.bias, *_running(norm), pool, act)  # pyright: ignore
 
 
 def _stem(x: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d, activation: nn.Module) -> Tensor:
-    return Stem.apply(x, flat(conv.weight), *_running(norm), _dtype(x))  # pyright: ignore[reportReturnType]
+    vectors, act = (norm.weight, norm.bias), fused_as(activation)
+    return Stem.apply(x, flat(conv.weight), *vectors, *_running(norm), _dtype(x), act)  # pyright: ignore
 
 
-class NormReLU(torch.autograd.Function):
-    """y = max((pool(z) - m) r + residual, 0)."""
+class NormAct(torch.autograd.Function):
+    """y = f(pool(c (z - m) r + b) + residual)."""
 
     @staticmethod
-    def forward(ctx, z, residual, running_mean, running_var, count, momentum, eps, pool):  # pyright: ignore
-        y, mean, rstd = norm_relu(z, residual, running_mean, running_var, count, momentum, eps, pool)
-        ctx.pool, ctx.shortcut = pool, residual is not None
-        ctx.save_for_backward(z, y if pool or ctx.shortcut else None, mean, rstd)
+    def forward(ctx, z, residual, scale, bias, running_mean, running_var, count, momentum, eps, pool, act):  # pyright: ignore
+        running = running_mean, running_var, count, momentum, eps
+        y, mean, rstd = norm_act(z, residual, scale, bias, *running, pool, act)
+        ctx.pool, ctx.act, ctx.shortcut = pool, act, residual is not None
+        kept = (y if act == "relu" else residual) if ctx.shortcut else y if pool and scale is None else None
+        ctx.save_for_backward(z, kept, mean, rstd, scale, bias)
         return y
 
     @staticmethod
     def backward(ctx, dy):  # pyright: ignore
-        z, y, mean, rstd = ctx.saved_tensors
+        z, kept, mean, rstd, scale, bias = ctx.saved_tensors
         dy = dy.contiguous(memory_format=torch.channels_last)
-        dz, shortcut = norm_relu_backward(z, y, dy, mean, rstd, ctx.pool, ctx.shortcut)
-        return dz, shortcut if ctx.shortcut else None, *(None,) * 6
+        how = ctx.pool, ctx.shortcut, ctx.act
+        dz, shortcut, dc, db = norm_act_backward(z, kept, dy, mean, rstd, scale, bias, *how)
+        vectors = (None, None) if scale is None else (dc.to(scale.dtype), db.to(bias.dtype))
+        return dz, shortcut if ctx.shortcut else None, *vectors, *(None,) * 7

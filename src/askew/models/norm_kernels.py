@@ -1,8 +1,9 @@
-"""Triton kernels of BatchNorm + ReLU (+ 2x2 max-pool, + shortcut): channels-last maps seen as (rows, channels).
+"""Triton kernels of BatchNorm + ReLU or sign (+ 2x2 max-pool, + shortcut): channels-last maps as (rows, channels).
 
 A sum over rows is made in P parts by one kernel, added up in a fixed order by every program of the next: no atomics,
 the same bits each time, and no third launch. All arithmetic is float32. The second pass goes through the rows
-backwards, so that it begins with what the first one left in the cache.
+backwards, so that it begins with what the first one left in the cache. ACT: 0 for ReLU, 1 to 3 for the sign with
+the gradients tanh, clip and quadratic.
 """
 
 from __future__ import annotations
@@ -107,12 +108,57 @@ def publish(
 
 
 @triton.jit
+def vector(data, columns, C: tl.constexpr):
+    """data[columns] as a line, in float32."""
+    return tl.load(data + columns, mask=columns < C, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def scaled(xhat, scale, bias, columns, C: tl.constexpr, AFFINE: tl.constexpr):
+    """t = c xhat + b."""
+    if AFFINE:
+        xhat = xhat * vector(scale, columns, C) + vector(bias, columns, C)
+    return xhat
+
+
+@triton.jit
+def activated(t, ACT: tl.constexpr):
+    """f(t); not-a-number stays under ReLU."""
+    return tl.where(t < 0, 0.0, t) if ACT == 0 else tl.where(t >= 0, 1.0, -1.0)
+
+
+@triton.jit
+def through(g, t, ACT: tl.constexpr):
+    """f'(t) g; 1 - tanh(t)^2 = 4 e / (1 + e)^2 with e = exp(-2 |t|)."""
+    if ACT == 0:
+        g = tl.where(t > 0, g, 0.0)
+    elif ACT == 1:
+        e = tl.exp(-2.0 * tl.abs(t))
+        g = g * (4.0 * e / ((1.0 + e) * (1.0 + e)))
+    elif ACT == 2:
+        g = tl.where(tl.abs(t) <= 1.0, g, 0.0)
+    else:
+        g = g * tl.maximum(2.0 - 2.0 * tl.abs(t), 0.0)
+    return g
+
+
+@triton.jit
+def upwards(scale, columns, C: tl.constexpr, AFFINE: tl.constexpr):
+    """The sign of c: the largest of four t is that of the largest, or if c < 0 the smallest, z."""
+    up = tl.full([1, 1], 1.0, tl.float32)
+    if AFFINE:
+        up = tl.where(vector(scale, columns, C) < 0, -1.0, 1.0)
+    return up
+
+
+@triton.jit
 def normalise(
-    z, residual, y, partial, mean, rstd, running_mean, running_var, count, n, epsilon, momentum,
-    C: tl.constexpr, P: tl.constexpr, CHUNK: tl.constexpr, OW: tl.constexpr,
-    POOL: tl.constexpr, RESIDUAL: tl.constexpr, TRACK: tl.constexpr, CB: tl.constexpr, ROWS: tl.constexpr,
+    z, residual, y, partial, scale, bias, mean, rstd, running_mean, running_var, count, n, epsilon, momentum,
+    C: tl.constexpr, P: tl.constexpr, CHUNK: tl.constexpr, OW: tl.constexpr, POOL: tl.constexpr,
+    RESIDUAL: tl.constexpr, AFFINE: tl.constexpr, ACT: tl.constexpr, TRACK: tl.constexpr,
+    CB: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """y = max((pool(z) - m) r + residual, 0)."""
+    """y = f(pool(c (z - m) r + b) + residual)."""
     turn = tl.num_programs(0) - 1 - tl.program_id(0)
     columns = tl.program_id(1) * CB + tl.arange(0, CB)
     first = total(partial, columns, C, P, CHUNK) / n
@@ -122,6 +168,7 @@ def normalise(
         shift + first, second - first * first, mean, rstd, running_mean, running_var, count, n, epsilon, momentum,
         columns, tl.program_id(0) == 0, C, TRACK,
     )  # fmt: skip
+    up = upwards(scale, columns, C, AFFINE)
     outputs = n // 4 if POOL else n
     span = tl.cdiv(outputs, tl.num_programs(0))
     end = tl.minimum((turn + 1) * span, outputs)
@@ -129,13 +176,13 @@ def normalise(
         rows = start + tl.arange(0, ROWS)
         if POOL:
             a, b, c, d = window_values(z, rows, columns, end, C, OW)
-            value = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
+            value = up * tl.maximum(tl.maximum(up * a, up * b), tl.maximum(up * c, up * d))
         else:
             value = tile(z, rows, columns, end, C).to(tl.float32)
-        value = (value - m[None, :]) * r[None, :]
+        value = scaled((value - m[None, :]) * r[None, :], scale, bias, columns, C, AFFINE)
         if RESIDUAL:
             value += tile(residual, rows, columns, end, C).to(tl.float32)
-        put(y, tl.where(value < 0, 0.0, value), rows, columns, end, C)  # not-a-number stays
+        put(y, activated(value, ACT), rows, columns, end, C)
 
 
 @triton.jit
@@ -152,18 +199,20 @@ def window_values(z, rows, columns, end, C: tl.constexpr, OW: tl.constexpr):
 
 @triton.jit
 def gradient_sums(
-    z, y, dy, residual_gradient, partial, mean, rstd, n,
-    C: tl.constexpr, P: tl.constexpr, POOL: tl.constexpr, RESIDUAL: tl.constexpr, CB: tl.constexpr, ROWS: tl.constexpr,
+    z, kept, dy, residual_gradient, partial, mean, rstd, scale, bias, n,
+    C: tl.constexpr, P: tl.constexpr, OW: tl.constexpr, POOL: tl.constexpr, RESIDUAL: tl.constexpr,
+    AFFINE: tl.constexpr, ACT: tl.constexpr, CB: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Sums of g and of g xhat by parts, g = dy where y > 0.
+    """Sums of g and of g xhat by parts, g = f'(t) dy.
 
-    Under a pool xhat is wanted only where y > 0, and there it is y: a quarter of the reading. With a shortcut y tells
-    where g lives, and g, which is the shortcut's gradient as well, is written.
+    Under a pool without a scale xhat is wanted only where y > 0, and there it is y, which was kept: a quarter of the
+    reading. With a shortcut the y that was kept tells where g lives (for a sign the shortcut was kept), and g, which
+    is the shortcut's gradient as well, is written.
     """
     part = tl.program_id(0)
     columns = tl.program_id(1) * CB + tl.arange(0, CB)
-    m = tl.load(mean + columns, mask=columns < C, other=0.0)[None, :]
-    r = tl.load(rstd + columns, mask=columns < C, other=0.0)[None, :]
+    m, r = vector(mean, columns, C), vector(rstd, columns, C)
+    up = upwards(scale, columns, C, AFFINE)
     outputs = n // 4 if POOL else n
     span = tl.cdiv(outputs, P)
     end = tl.minimum((part + 1) * span, outputs)
@@ -171,19 +220,21 @@ def gradient_sums(
     second = tl.zeros([ROWS, CB], tl.float32)
     rows = part * span + tl.arange(0, ROWS)
     gradient = tile(dy, rows, columns, end, C)
-    value = tile(y if POOL else z, rows, columns, end, C)
+    value = peak(z, kept, rows, columns, end, up, C, OW, POOL, AFFINE)
     for _ in range(part * span, end, ROWS):
         following = tile(dy, rows + ROWS, columns, end, C)
-        following_value = tile(y if POOL else z, rows + ROWS, columns, end, C)
+        following_value = peak(z, kept, rows + ROWS, columns, end, up, C, OW, POOL, AFFINE)
         g = gradient.to(tl.float32)
         xhat = value.to(tl.float32)
-        if not POOL:
+        if AFFINE or not POOL:
             xhat = (xhat - m) * r
+        t = scaled(xhat, scale, bias, columns, C, AFFINE)
         if RESIDUAL:
-            g = tl.where(tile(y, rows, columns, end, C).to(tl.float32) > 0, g, 0.0)
+            other = tile(kept, rows, columns, end, C).to(tl.float32)
+            t = other if ACT == 0 else t + other
+        g = through(g, t, ACT)
+        if RESIDUAL:
             put(residual_gradient, g, rows, columns, end, C)
-        else:
-            g = tl.where(xhat > 0, g, 0.0)
         first += g
         second += g * xhat
         rows += ROWS
@@ -193,9 +244,20 @@ def gradient_sums(
 
 
 @triton.jit
-def hand_out(at, g, value, top, m, flat, slope, inside):
+def peak(z, kept, rows, columns, end, up, C: tl.constexpr, OW: tl.constexpr, POOL: tl.constexpr, AFFINE: tl.constexpr):
+    """z; under a pool the one of four that t is largest for, or y where that will do."""
+    if POOL and AFFINE:
+        a, b, c, d = window_values(z, rows, columns, end, C, OW)
+        value = up * tl.maximum(tl.maximum(up * a, up * b), tl.maximum(up * c, up * d))
+    else:
+        value = tile(kept if POOL else z, rows, columns, end, C)
+    return value
+
+
+@triton.jit
+def hand_out(at, g, value, top, up, m, flat, slope, inside):
     """Write the gradient of one of four values; returns what is left of g for the others."""
-    mine = value == top
+    mine = up * value == top
     found = tl.where(mine, g, 0.0) - flat - (value - m) * slope
     tl.store(at, found.to(at.dtype.element_ty), mask=inside)
     return tl.where(mine, 0.0, g)
@@ -203,18 +265,26 @@ def hand_out(at, g, value, top, m, flat, slope, inside):
 
 @triton.jit
 def gradient(
-    z, dy, dz, partial, mean, rstd, n,
-    C: tl.constexpr, P: tl.constexpr, CHUNK: tl.constexpr, OW: tl.constexpr,
-    POOL: tl.constexpr, MASKED: tl.constexpr, CB: tl.constexpr, ROWS: tl.constexpr,
+    z, dy, dz, partial, mean, rstd, scale, bias, scale_gradient, bias_gradient, n,
+    C: tl.constexpr, P: tl.constexpr, CHUNK: tl.constexpr, OW: tl.constexpr, POOL: tl.constexpr,
+    MASKED: tl.constexpr, AFFINE: tl.constexpr, ACT: tl.constexpr, CB: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dz = r (g - mean(g) - xhat mean(g xhat)); under a pool g goes to the first of the largest of the four."""
+    """dz = c r (g - mean(g) - xhat mean(g xhat)); under a pool g goes to the first of the largest of the four.
+
+    The leading programs write dc = sum(g xhat) and db = sum(g). MASKED: what is given as dy is g.
+    """
     turn = tl.num_programs(0) - 1 - tl.program_id(0)
     columns = tl.program_id(1) * CB + tl.arange(0, CB)
-    m = tl.load(mean + columns, mask=columns < C, other=0.0)
-    r = tl.load(rstd + columns, mask=columns < C, other=0.0)
-    flat = r * total(partial, columns, C, P, CHUNK) / n
-    slope = r * r * total(partial + P * C, columns, C, P, CHUNK) / n
-    m, r, flat, slope = m[None, :], r[None, :], flat[None, :], slope[None, :]
+    m, r = vector(mean, columns, C), vector(rstd, columns, C)
+    sum_g = total(partial, columns, C, P, CHUNK)
+    sum_gx = total(partial + P * C, columns, C, P, CHUNK)
+    if AFFINE and tl.program_id(0) == 0:
+        tl.store(bias_gradient + columns, sum_g, mask=columns < C)
+        tl.store(scale_gradient + columns, sum_gx, mask=columns < C)
+    steep = r * vector(scale, columns, C) if AFFINE else r
+    flat = steep * sum_g[None, :] / n
+    slope = steep * r * sum_gx[None, :] / n
+    up = upwards(scale, columns, C, AFFINE)
     outputs = n // 4 if POOL else n
     span = tl.cdiv(outputs, tl.num_programs(0))
     end = tl.minimum((turn + 1) * span, outputs)
@@ -223,16 +293,16 @@ def gradient(
         g = tile(dy, rows, columns, end, C).to(tl.float32)
         if POOL:
             a, b, c, d = window_values(z, rows, columns, end, C, OW)
-            top = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
-            g = tl.where(top > m, r * g, 0.0)
+            top = tl.maximum(tl.maximum(up * a, up * b), tl.maximum(up * c, up * d))
+            g = steep * through(g, scaled((up * top - m) * r, scale, bias, columns, C, AFFINE), ACT)
             at = dz + window(rows, OW).to(tl.int64)[:, None] * C + columns[None, :]
             inside = (rows < end)[:, None] & (columns < C)[None, :]
-            g = hand_out(at, g, a, top, m, flat, slope, inside)
-            g = hand_out(at + C, g, b, top, m, flat, slope, inside)
-            g = hand_out(at + 2 * OW * C, g, c, top, m, flat, slope, inside)
-            g = hand_out(at + (2 * OW + 1) * C, g, d, top, m, flat, slope, inside)
+            g = hand_out(at, g, a, top, up, m, flat, slope, inside)
+            g = hand_out(at + C, g, b, top, up, m, flat, slope, inside)
+            g = hand_out(at + 2 * OW * C, g, c, top, up, m, flat, slope, inside)
+            g = hand_out(at + (2 * OW + 1) * C, g, d, top, up, m, flat, slope, inside)
         else:
             value = tile(z, rows, columns, end, C).to(tl.float32) - m
             if not MASKED:
-                g = tl.where(value > 0, g, 0.0)
-            put(dz, r * g - flat - value * slope, rows, columns, end, C)
+                g = through(g, scaled(value * r, scale, bias, columns, C, AFFINE), ACT)
+            put(dz, steep * g - flat - value * slope, rows, columns, end, C)

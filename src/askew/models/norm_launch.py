@@ -11,6 +11,7 @@ from askew.models import norm_kernels as kernels
 from askew.models.norm_ops import empty_map
 
 LINE = 64  # bytes of one row that a program reads at a time
+ACTS = {"relu": 0, "tanh": 1, "clip": 2, "quadratic": 3}  # ReLU, and the sign by its gradient
 PROGRAMS = 128  # for sums: about one for each multiprocessor of a large GPU, a power of two
 
 
@@ -45,15 +46,18 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def norm_relu(
+def norm_act(
     z: Tensor,
     residual: Tensor | None,
+    scale: Tensor | None,
+    bias: Tensor | None,
     running_mean: Tensor | None,
     running_var: Tensor | None,
     count: Tensor | None,
     momentum: float,
     eps: float,
     pool: bool,
+    act: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(y, m, r), as in `norm_ops`."""
     c, n = z.shape[1], z.numel() // z.shape[1]
@@ -65,28 +69,42 @@ def norm_relu(
         z, partial, count, n, C=c, P=how.parts, TRACK=track, CB=how.block, ROWS=how.sum_rows, num_warps=how.sum_warps
     )
     on(kernels.normalise, how.writers, blocks)(
-        z, residual, y, partial, mean, rstd, running_mean, running_var, count, n, eps, momentum,
+        z, residual, y, partial, scale, bias, mean, rstd, running_mean, running_var, count, n, eps, momentum,
         C=c, P=how.parts, CHUNK=min(how.parts, 32), OW=y.shape[3], POOL=pool, RESIDUAL=residual is not None,
-        TRACK=track, CB=how.block, ROWS=how.write_rows, num_warps=how.write_warps,
+        AFFINE=scale is not None, ACT=ACTS[act], TRACK=track, CB=how.block, ROWS=how.write_rows,
+        num_warps=how.write_warps,
     )  # fmt: skip
     return y, mean, rstd
 
 
-def norm_relu_backward(
-    z: Tensor, y: Tensor | None, dy: Tensor, mean: Tensor, rstd: Tensor, pool: bool, residual: bool
-) -> tuple[Tensor, Tensor]:
-    """(dz, gradient of the shortcut), as in `norm_ops`."""
-    c, n = z.shape[1], z.numel() // z.shape[1]
+def norm_act_backward(
+    z: Tensor,
+    kept: Tensor | None,
+    dy: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    pool: bool,
+    residual: bool,
+    act: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(dz, gradient of the shortcut, dc, db), as in `norm_ops`."""
+    c, n, affine = z.shape[1], z.numel() // z.shape[1], scale is not None
     how = plan(n, c, z.itemsize, pool)
     dz, g = empty_map(z, False), empty_map(z, False) if residual else z.new_empty(0)
     partial = z.new_empty((2 * how.parts, c), dtype=torch.float32)
+    scale_gradient, bias_gradient = (mean.new_empty(c if affine else 0) for _ in range(2))
     blocks = -(-c // how.block)
+    rows = how.sum_rows // 4 if affine and pool else how.sum_rows  # of four places each
     on(kernels.gradient_sums, how.parts, blocks)(
-        z, y, dy, g, partial, mean, rstd, n, C=c, P=how.parts, POOL=pool, RESIDUAL=residual,
-        CB=how.block, ROWS=how.sum_rows, num_warps=how.sum_warps,
+        z, kept, dy, g, partial, mean, rstd, scale, bias, n, C=c, P=how.parts, OW=dy.shape[3], POOL=pool,
+        RESIDUAL=residual, AFFINE=affine, ACT=ACTS[act], CB=how.block, ROWS=rows,
+        num_warps=how.sum_warps,
     )  # fmt: skip
     on(kernels.gradient, how.writers, blocks)(
-        z, g if residual else dy, dz, partial, mean, rstd, n, C=c, P=how.parts, CHUNK=min(how.parts, 32),
-        OW=dy.shape[3], POOL=pool, MASKED=residual, CB=how.block, ROWS=how.write_rows, num_warps=how.write_warps,
+        z, g if residual else dy, dz, partial, mean, rstd, scale, bias, scale_gradient, bias_gradient, n,
+        C=c, P=how.parts, CHUNK=min(how.parts, 32), OW=dy.shape[3], POOL=pool, MASKED=residual, AFFINE=affine,
+        ACT=ACTS[act], CB=how.block, ROWS=how.write_rows, num_warps=how.write_warps,
     )  # fmt: skip
-    return dz, g
+    return dz, g, scale_gradient, bias_gradient

@@ -1,4 +1,4 @@
-"""Triton kernels of the first layer: a 3x3 convolution of few channels, BatchNorm and ReLU.
+"""Triton kernels of the first layer: a 3x3 convolution of few channels, BatchNorm, ReLU or sign.
 
 Few channels make the convolution cheap to repeat (27 numbers a pixel) and its output dear to keep, so it is never
 written. What is written, once a batch, are the windows U: a row for each pixel with its 3x3 neighbourhood, a 1, zeros
@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from askew.models.norm_kernels import publish, put, tile
+from askew.models.norm_kernels import activated, publish, put, scaled, through, tile, vector
 
 
 @triton.jit
@@ -75,10 +75,11 @@ def stem_gram(
 
 @triton.jit
 def stem_normalise(
-    windows, weight, squares, y, mean, rstd, running_mean, running_var, count, n, epsilon, momentum,
-    C: tl.constexpr, TAPS: tl.constexpr, TRACK: tl.constexpr, CB: tl.constexpr, ROWS: tl.constexpr,
+    windows, weight, squares, y, scale, bias, mean, rstd, running_mean, running_var, count, n, epsilon, momentum,
+    C: tl.constexpr, TAPS: tl.constexpr, AFFINE: tl.constexpr, ACT: tl.constexpr, TRACK: tl.constexpr,
+    CB: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """y = max((z - m) r, 0)."""
+    """y = f(c (z - m) r + b)."""
     part, k = tl.program_id(0), tl.arange(0, 32)
     columns = tl.program_id(1) * CB + tl.arange(0, CB)
     kernel = weights(weight, columns, C, TAPS, windows.dtype.element_ty)
@@ -94,19 +95,19 @@ def stem_normalise(
         rows = start + tl.arange(0, ROWS)
         around = tl.load(windows + rows[:, None] * 32 + k[None, :])
         z = tl.dot(around, kernel, input_precision="ieee")
-        value = (z - m[None, :]) * r[None, :]
-        put(y, tl.where(value < 0, 0.0, value), rows, columns, n, C)
+        t = scaled((z - m[None, :]) * r[None, :], scale, bias, columns, C, AFFINE)
+        put(y, activated(t, ACT), rows, columns, n, C)
 
 
 @triton.jit
 def stem_products(
-    windows, weight, dy, mean, products, n,
-    C: tl.constexpr, TAPS: tl.constexpr, CB: tl.constexpr, ROWS: tl.constexpr,
+    windows, weight, dy, mean, rstd, scale, bias, products, n,
+    C: tl.constexpr, TAPS: tl.constexpr, AFFINE: tl.constexpr, ACT: tl.constexpr, CB: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """products[part] = g'U (C, 32) by parts, g = dy where z > m; z is made again, cheaper than reading y."""
+    """products[part] = g'U (C, 32) by parts, g = f'(c (z - m) r + b) dy; z is made again, cheaper than reading y."""
     part, k = tl.program_id(0), tl.arange(0, 32)
     columns = tl.program_id(1) * CB + tl.arange(0, CB)
-    m = tl.load(mean + columns, mask=columns < C, other=0.0)
+    m, r = vector(mean, columns, C), vector(rstd, columns, C)
     kernel = weights(weight, columns, C, TAPS, windows.dtype.element_ty)
     found = tl.zeros([CB, 32], tl.float32)
     for start in range(part * ROWS, n, tl.num_programs(0) * ROWS):
@@ -114,18 +115,19 @@ def stem_products(
         gradient = tile(dy, rows, columns, n, C)
         around = tl.load(windows + rows[:, None] * 32 + k[None, :])
         z = tl.dot(around, kernel, input_precision="ieee")
-        g = tl.where(z > m[None, :], gradient, 0.0).to(around.dtype)
-        found += tl.dot(tl.trans(g), around, input_precision="ieee")
+        g = through(gradient.to(tl.float32), scaled((z - m) * r, scale, bias, columns, C, AFFINE), ACT)
+        found += tl.dot(tl.trans(g.to(around.dtype)), around, input_precision="ieee")
     at = products + (part * C + columns)[:, None] * 32 + k[None, :]
     tl.store(at, found, mask=(columns < C)[:, None])
 
 
 @triton.jit
 def stem_gradient(
-    products, weight, gram, mean, rstd, gradient, n, parts,
-    C: tl.constexpr, TAPS: tl.constexpr, DTYPE: tl.constexpr, CB: tl.constexpr, CHUNK: tl.constexpr,
+    products, weight, gram, mean, rstd, scale, gradient, scale_gradient, bias_gradient, n, parts,
+    C: tl.constexpr, TAPS: tl.constexpr, DTYPE: tl.constexpr, AFFINE: tl.constexpr,
+    CB: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """dK' = r (g'U - mean(g) 1'U - mean(g xhat) r (K'U'U - m 1'U)), from g'U by parts and U'U."""
+    """dK' = c r (g'U - mean(g) 1'U - mean(g xhat) r (K'U'U - m 1'U)), from g'U by parts and U'U."""
     columns, k = tl.program_id(0) * CB + tl.arange(0, CB), tl.arange(0, 32)
     live, taps = columns < C, k < TAPS
     found = tl.zeros([CHUNK, CB, 32], tl.float32)
@@ -143,5 +145,10 @@ def stem_gradient(
     mean_g = tl.sum(tl.where((k == TAPS)[None, :], with_gradient, 0.0), 1) / n
     mean_gx = r * (tl.sum(kernel * with_gradient, 1) / n - m * mean_g)
     about = with_z - m[:, None] * ones[None, :]
-    value = r[:, None] * (with_gradient - mean_g[:, None] * ones[None, :] - (mean_gx * r)[:, None] * about)
+    steep = r
+    if AFFINE:
+        steep = r * tl.load(scale + columns, mask=live, other=0.0).to(tl.float32)
+        tl.store(scale_gradient + columns, n * mean_gx, mask=live)
+        tl.store(bias_gradient + columns, n * mean_g, mask=live)
+    value = steep[:, None] * (with_gradient - mean_g[:, None] * ones[None, :] - (mean_gx * r)[:, None] * about)
     tl.store(gradient + columns[:, None] * TAPS + k[None, :], value, mask=inside)

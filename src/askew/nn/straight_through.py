@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from askew.core.levels import compute_dtype
-
-SignGradient = Literal["tanh", "clip", "quadratic"]
+from askew.core.signs import SignGradient as SignGradient
+from askew.core.signs import slope as slope
 
 
 class _Round(torch.autograd.Function):
@@ -64,20 +64,6 @@ def round_to(x: Tensor, scale: Tensor, low: Tensor, high: Tensor) -> Tensor:
 def sign(x: Tensor, gradient: SignGradient = "tanh") -> Tensor:
     """sign(x) with sign(0) = +1; the gradient is multiplied by `slope`."""
     return _Sign.apply(x, gradient)  # pyright: ignore[reportReturnType]
-
-
-def slope(x: Tensor, kind: SignGradient) -> Tensor:
-    """What stands for the derivative of the sign.
-
-    tanh       1 - tanh(x)^2, as in the paper
-    clip       1 where |x| <= 1, else 0
-    quadratic  max(0, 2 - 2|x|), the derivative of a piecewise quadratic sign
-    """
-    if kind == "tanh":
-        return 1 - torch.tanh(x).square()
-    if kind == "clip":
-        return (x.abs() <= 1).to(x.dtype)
-    return (2 - 2 * x.abs()).clamp(min=0)
 
 
 def check_sign_gradient(kind: str) -> None:

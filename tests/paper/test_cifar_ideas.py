@@ -50,7 +50,7 @@ def test_one_key_means_one_thing_and_every_question_starts_from_a_base() -> None
         for idea in group:
             assert ideas()[idea.key].settings == idea.settings and ideas()[idea.key].method == idea.method
     ours = [group for title, group in list(QUESTIONS.items())[2:] if "one-bit activations" not in title]
-    bases = [(OURS, {}), (ROUNDED, ROUND), (ROUNDED, ROUND_COLD)]
+    bases = [(OURS, {}), (ROUNDED, ROUND), (ROUNDED, ROUND_COLD), ("full-precision", {"lr": 0.03})]
     assert all((group[0].method, group[0].settings) in bases for group in ours)
 
 

@@ -25,6 +25,8 @@ ROUND_COLD: Settings = {**ROUND, **COLD}
 FULL = "full-faster"
 MEAN = 0.05
 BOTH: Settings = {"average": MEAN, "affine": True}
+SOONER: Settings = {"power": 0.5, "end": 0.85, **COLD}
+SLOWER: Settings = {**SOONER, "lr": 0.015}
 BEST = "full-together"
 
 
@@ -68,6 +70,12 @@ def _affine(beside: str, label: str, settings: Settings, method: str) -> Idea:
 def _long(key: str, label: str, settings: Settings, method: str = OURS) -> Idea:
     """A row of as many epochs as the tables have. Capture is by touch: more steps, sooner captured."""
     return Idea(f"long-{key}", label, settings, method, longer=2.5)
+
+
+def _long_taught(key: str, label: str, settings: Settings, method: str = OURS) -> Idea:
+    """Such a row with a teacher, which has trained as long."""
+    own = {**settings, "teacher_share": 0.9}
+    return Idea(f"long-taught-{key}", label, own, method, "long-full", longer=2.5)
 
 
 def _signs(key: str, label: str, more: Settings, method: str = STRAIGHT, teacher: str | None = None) -> Idea:
@@ -117,7 +125,9 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         _long("even", "level-first, radius linear in time", {}),
         _long("half", "square root of time", {"power": 0.5}),
         _long("even-sooner", "linear, all captured after 85%, learning rate to 0", {"end": 0.85, **COLD}),
-        _long("half-sooner", "square root of time, the same", {"power": 0.5, "end": 0.85, **COLD}),
+        _long("half-sooner", "square root of time, the same", SOONER),
+        _long("half-slower", "square root of time, the same, lr .015", SLOWER),
+        _long("third-slower", "time to the power .35, the same, lr .015", {**SLOWER, "power": 0.35}),
         _long("two", "square of time", {"power": 2.0}),
         _long("slower", "linear, lr .015", {"lr": 0.015}),
         _long("rounded", "computing with the nearest levels, lr .06 to 0, linear", {**ROUND_COLD, "lr": 0.06}, ROUNDED),
@@ -125,6 +135,16 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         _long("rounded-03", "the same, linear, lr .03 to 0", ROUND_COLD, ROUNDED),
         _long("binaryconnect", "BinaryConnect", {**BC, **COLD}, STRAIGHT),
         _long("full", "full precision, lr .03", {"lr": 0.03}, "full-precision"),
+    ),
+    "With affine BatchNorm and a teacher (90% of the loss), over the epochs of the tables": (
+        _long("full", "full precision, not affine, the teacher", {"lr": 0.03}, "full-precision"),
+        _long_taught("full", "full precision, not affine", {"lr": 0.03}, "full-precision"),
+        _long_taught("binaryconnect", "BinaryConnect", {**BC, **COLD, "affine": True}, STRAIGHT),
+        _long_taught("binaryconnect-plain", "BinaryConnect, not affine", {**BC, **COLD}, STRAIGHT),
+        _long_taught("half", "level-first, square root of time, all captured after 85%", {**SOONER, "affine": True}),
+        _long_taught("slower", "the same, lr .015", {**SLOWER, "affine": True}),
+        _long_taught("slower-plain", "the same, lr .015, not affine", SLOWER),
+        _long_taught("rounded", "computing with the nearest levels", {**ROUND_COLD, "affine": True}, ROUNDED),
     ),
     "How fast, how strong": (
         Idea("level-first", "lr .03, alpha .05"),

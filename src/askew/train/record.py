@@ -72,7 +72,7 @@ def load(path: Path) -> Record:
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ValueError(f"record {path}: cannot be read ({error})") from error
+        raise ValueError(f"record {path}: cannot be read ({error}); remove it to have it made again") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise NotARecordError(f"record {path}: not a run record of format {FORMAT}")
     return Record(**data)

@@ -196,10 +196,36 @@ def test_only_for_what_the_kernels_compute(on_cpu):
         assert not fuses(z, bn, act)
         hook.remove()
     assert fuses(z, bn, act)
+    assert not fuses(z, bn, act, 9)
+    bn.running_var = torch.ones(16)[::2]
+    assert not fuses(z, bn, act)
+
+
+def test_channels_that_do_not_fit_are_an_error(on_cpu):
+    """As without kernels, which would write beside the running statistics."""
+    conv = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError, match="running_mean"):
+        Chain(conv, nn.BatchNorm2d(8), nn.ReLU())(some(2, 3, 8, 8, dtype=torch.float32))
+    with pytest.raises(RuntimeError, match="running_mean"):
+        Chain(nn.BatchNorm2d(4), nn.ReLU())(some(2, 8, 4, 4, dtype=torch.float32))
 
 
 class OtherSign(Sign):
     pass
+
+
+class Wrapper(nn.Module):
+    """Looks like what it holds and gives three times as much."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return super().__getattr__(name) if name == "inner" else getattr(self.inner, name)
+
+    def forward(self, input):
+        return 3 * self.inner(input)
 
 
 def test_which_activations():
@@ -211,9 +237,14 @@ def test_which_activations():
         None,
         None,
     ]
-    heard = Sign()
+    heard, replaced = Sign(), Sign()
     heard.register_forward_hook(lambda *_: None)
-    assert fused_as(heard) is None
+    replaced.forward = lambda input: 3 * input
+    assert fused_as(heard) is fused_as(replaced) is fused_as(Wrapper(Sign())) is None
+    everywhere = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert fused_as(Sign()) is fused_as(nn.ReLU()) is None
+    everywhere.remove()
+    assert fused_as(nn.ReLU()) == "relu"
 
 
 def test_a_pool_behind_a_sign_runs_by_itself(on_cpu):

@@ -95,7 +95,21 @@ def test_the_table_shows_gaps_levels_and_the_paper(tmp_path: Path) -> None:
     assert lines["full precision [W32/A32]"][8] == "–"
     assert any("0.50 points above full precision" in text and "ahead of every other" in text for text in shown.verdicts)
     assert any("NOT ahead of LUQ [W2/A4], by 0.50" in text for text in shown.verdicts)
-    assert set(shown.figures) == {"accuracy-w2a4", "accuracy-w4a4", "accuracy-w32a32"}
+    assert set(shown.figures) == {"accuracy-w2a4", "accuracy-w4a4"}
+
+
+def test_a_figure_has_a_line_for_every_row_of_its_width_and_for_real_weights(tmp_path: Path) -> None:
+    def lines(name: str, width: str) -> list[str]:
+        figure, _ = low_bit_report.present(TABLES[name][0], records(name, tmp_path / name, {})).figures[width]
+        return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]  # pyright: ignore
+
+    shown = lines("cifar-w1a1", "accuracy-w1a1")
+    alphas = [f"ASkew, as in the paper, alpha {a}" for a in (0.2, 0.5, 0.7)]
+    assert len({*shown}) == len(shown) == len(cifar_w1a1.TABLE.rows)
+    assert {"full precision, W32/A32", "full precision, W32/A1", "PARQ", *alphas} < {*shown}
+    shown = lines("cifar-taught", "accuracy-w1a32")
+    assert shown[:2] == ["full precision, W32/A32", "full precision, W32/A32, taught"]
+    assert len({*shown}) == len(shown) == len(cifar_taught.TABLE.rows)
 
 
 def test_literature_rows_are_marked_and_not_run(tmp_path: Path) -> None:

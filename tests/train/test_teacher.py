@@ -1,5 +1,6 @@
 """A teacher: its loss by hand, a teacher that stays as it is, and runs with one as good as any other run."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,11 +131,16 @@ def test_the_teachers_batchnorm_is_as_it_was_trained(data, tmp_path, affine):
     """Whatever the student's is: a net with signs learns scales and biases, its teacher need not have any."""
     job = small_job(data, tmp_path, method="full-precision", epochs=1, affine=affine)
     train_images(job)
-    last = job.out / job.name / "last.pt"
-    for own in (False, True):
-        student = small_job(data, tmp_path / "student", affine=own, teacher=last, teacher_share=0.9, activation_bits=1)
+    last, plain = job.out / job.name / "last.pt", tmp_path / "plain.pt"
+    state = torch.load(last, weights_only=True)["model"]
+    torch.save(state, plain)
+    for file, own in itertools.product((last, plain), (False, True)):
+        student = small_job(data, tmp_path / "student", affine=own, teacher=file, teacher_share=0.9, activation_bits=1)
         net = getattr(build_objective(student, 10), "net")  # noqa: B009
         assert (net.features[0].norm.weight is not None) == affine
+    torch.save(state | {"head.linear.bias": torch.zeros(10)}, plain)
+    with pytest.raises(ValueError, match=r"without a partner here: head\.linear\.bias"):
+        build_objective(small_job(data, tmp_path / "student", teacher=plain), 10)
 
 
 def test_another_net_or_no_file_is_named(data, tmp_path, learned):

@@ -3,7 +3,8 @@
 The modules stay what they are, with their names, buffers and state dicts. While training on a GPU with Triton,
 channels-last, BatchNorm2d followed by nn.ReLU or a sign runs as the operators of `norm_ops` and `norm_stem`; anywhere
 else, and for any other module, hook or layout, the modules run one after another. A sign is a module that says so:
-`fused_as` names its gradient (see `askew.nn.Sign`).
+`fused_as` names its gradient (see `askew.nn.Sign`). The operators have first derivatives only, and none for
+torch.func: inside `unfused()` the modules run by themselves.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TypeGuard, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from askew.core.signs import SignGradient
 from askew.models.norm_ops import norm_act, norm_act_backward
@@ -54,7 +56,7 @@ def _advance(layers: Sequence[nn.Module], x: Tensor) -> tuple[Tensor, int]:
     """x after the first layers, and how many they were."""
     if len(layers) > 2 and starts(x, *layers[:3]):
         return _stem(x, *layers[:3]), 3  # pyright: ignore[reportArgumentType]
-    if len(layers) > 1 and fuses(x, *layers[:2]):
+    if len(layers) > 1 and fuses(x, layers[0], layers[1]):
         pool = len(layers) > 2 and fused_as(layers[1]) == "relu" and halves(x, layers[2])
         return _norm(x, *layers[:2], pool), 3 if pool else 2  # pyright: ignore
     return layers[0](x), 1
@@ -68,16 +70,18 @@ def norm_activation(z: Tensor, norm: nn.Module, activation: nn.Module, residual:
     return activation(y if residual is None else y + residual)
 
 
-def fuses(z: Tensor, norm: nn.Module, activation: nn.Module) -> bool:
-    """Whether BN and activation of this input run in one piece."""
+def fuses(z: Tensor, norm: nn.Module, activation: nn.Module, channels: int | None = None) -> bool:
+    """Whether BN and activation of this input (or of so many channels made of it) run in one piece."""
     return (
         _fusing
         and z.device.type in DEVICES
         and _is_plain(norm, nn.BatchNorm2d)
         and fused_as(activation) is not None
         and norm.training
+        and all(b is None or b.is_contiguous() for b in (norm.running_mean, norm.running_var))
         and (norm.weight is None) == (norm.bias is None)
         and z.ndim == 4
+        and norm.num_features == (z.shape[1] if channels is None else channels)
         and (z.dtype in HALF or z.dtype == torch.float32)
         and z.is_contiguous(memory_format=torch.channels_last)
         and z.numel() // z.shape[1] > 1
@@ -89,8 +93,9 @@ def fused_as(activation: nn.Module) -> str | None:
     """What the kernels call an activation: "relu", or a sign by its gradient; None if they have no such thing."""
     if _is_plain(activation, nn.ReLU):
         return "relu"
-    name = getattr(activation, "fused_as", None)
-    return name if name in get_args(SignGradient) and _unheard(activation) else None
+    named = getattr(type(activation), "fused_as", None) is not None  # by its own class, not by what it wraps
+    name = getattr(activation, "fused_as", None) if named else None
+    return name if isinstance(name, str) and name in get_args(SignGradient) and _unheard(activation) else None
 
 
 def halves(z: Tensor, pool: nn.Module) -> bool:
@@ -116,7 +121,7 @@ def starts(x: Tensor, conv: nn.Module, norm: nn.Module, activation: nn.Module) -
         and conv.bias is None
         and (conv.kernel_size, conv.stride, conv.padding, conv.dilation) == ((3, 3), (1, 1), (1, 1), (1, 1))
         and (conv.groups, conv.padding_mode) == (1, "zeros")
-        and fuses(x, norm, activation)
+        and fuses(x, norm, activation, conv.out_channels)
         and x.shape[1] == conv.in_channels
         and padded_rows(x.numel() // x.shape[1]) * max(conv.out_channels, WIDTH) < LIMIT
         and _dtype(x) in HALF
@@ -129,8 +134,9 @@ def _is_plain(module: nn.Module, kind: type[M]) -> TypeGuard[M]:
 
 
 def _unheard(module: nn.Module) -> bool:
+    """Nobody listens to it, and its forward is its class's."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return not any(hooks)
+    return not any(hooks) and "forward" not in module.__dict__ and not _has_any_global_hook()
 
 
 def _alike(z: Tensor, other: Tensor) -> bool:

@@ -138,7 +138,7 @@ def through(g, t, ACT: tl.constexpr):
     elif ACT == 2:
         g = tl.where(tl.abs(t) <= 1.0, g, 0.0)
     else:
-        g = g * tl.maximum(2.0 - 2.0 * tl.abs(t), 0.0)
+        g = g * tl.where(tl.abs(t) > 1.0, 0.0, 2.0 - 2.0 * tl.abs(t))  # not-a-number stays
     return g
 
 

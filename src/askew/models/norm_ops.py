@@ -8,7 +8,7 @@ c and b are BatchNorm's scale and bias, 1 and 0 where it has none. f is max(., 0
 (`askew.core.signs`); a pool goes with max(., 0). z, y and their gradients are channels-last; m, r are float32. Kept
 for the backward pass: z, m, r; with a shortcut y, or for a sign the shortcut; with a pool and no scale y (all of which
 other layers keep anyway). On a GPU these are the kernels of `norm_kernels`; written out here is what they compute, for
-the CPU and for the tests.
+the CPU and for the tests (but where c = 0 makes equal what a pool sees: dc may be that of any of the four).
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ def move(
         share = momentum if momentum >= 0 else 1 / count.to(running_mean.dtype)
         running_mean += share * (mean - running_mean)
         running_var += share * (variance * (n / (n - 1)) - running_var)
+
+
+def in_line(scale: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """As the kernels read them: one number after another."""
+    return scale if scale is None else scale.contiguous(), bias if bias is None else bias.contiguous()
 
 
 def affine(xhat: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -148,7 +153,7 @@ def norm_act_backward(
 def _(z, kept, dy, mean, rstd, scale, bias, pool, residual, act):
     from askew.models import norm_launch
 
-    return norm_launch.norm_act_backward(z, kept, dy, mean, rstd, scale, bias, pool, residual, act)
+    return norm_launch.norm_act_backward(z, kept, dy, mean, rstd, *in_line(scale, bias), pool, residual, act)
 
 
 @norm_act_backward.register_fake

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, unfold
 
-from askew.models.norm_ops import activate, channels_last, move, through, wide
+from askew.models.norm_ops import activate, channels_last, in_line, move, through, wide
 
 WIDTH = 32  # columns of U: nine for each image channel, the ones, zeros
 TILE = 256  # its rows, empty ones at the end, are a multiple of this
@@ -95,7 +95,7 @@ def _(x, weight, scale, bias, running_mean, running_var, count, momentum, eps, d
     from askew.models import norm_stem_launch
 
     running = running_mean, running_var, count, momentum, eps
-    return norm_stem_launch.stem(x, weight.contiguous(), scale, bias, *running, dtype, act)
+    return norm_stem_launch.stem(x, weight.contiguous(), *in_line(scale, bias), *running, dtype, act)
 
 
 @stem.register_fake
@@ -130,7 +130,7 @@ def stem_backward(
 def _(U, weight, dy, gram, mean, rstd, scale, bias, act):
     from askew.models import norm_stem_launch
 
-    return norm_stem_launch.stem_backward(U, weight.contiguous(), dy, gram, mean, rstd, scale, bias, act)
+    return norm_stem_launch.stem_backward(U, weight.contiguous(), dy, gram, mean, rstd, *in_line(scale, bias), act)
 
 
 @stem_backward.register_fake

@@ -19,7 +19,8 @@ class VGGSmall(nn.Module):
     image       side of the square input; it sets the size of the linear layer
     pool_first  False: conv -> BN -> activation -> pool. True, for sign activations (W1/A1): conv -> pool -> BN -> sign,
                 so that the BN just before the sign centres what the sign sees. Pooling after it would leave +-1 too,
-                but mostly +1: the largest of four. The two orders agree once BN's statistics are given.
+                but mostly +1: the largest of four. The two orders agree once BN's statistics are given, for
+                scales that are not negative.
     head_norm   BatchNorm after the linear layer as well
     affine      the convolutions' BatchNorm with a learnt scale and bias for each channel (the paper's has none)
 

@@ -27,6 +27,7 @@ MEAN = 0.05
 BOTH: Settings = {"average": MEAN, "affine": True}
 SOONER: Settings = {"power": 0.5, "end": 0.85, **COLD}
 SLOWER: Settings = {**SOONER, "lr": 0.015}
+EARLY = "square root of time, all captured after 85%, learning rate to 0"
 BEST = "full-together"
 
 
@@ -72,10 +73,10 @@ def _long(key: str, label: str, settings: Settings, method: str = OURS) -> Idea:
     return Idea(f"long-{key}", label, settings, method, longer=2.5)
 
 
-def _long_taught(key: str, label: str, settings: Settings, method: str = OURS) -> Idea:
-    """Such a row with a teacher, which has trained as long."""
+def _long_taught(key: str, label: str, settings: Settings, method: str, beside: str) -> Idea:
+    """Such a row with a teacher, which has trained as long, compared with the same without one."""
     own = {**settings, "teacher_share": 0.9}
-    return Idea(f"long-taught-{key}", label, own, method, "long-full", longer=2.5)
+    return Idea(f"long-taught-{key}", label, own, method, "long-full", beside, longer=2.5)
 
 
 def _signs(key: str, label: str, more: Settings, method: str = STRAIGHT, teacher: str | None = None) -> Idea:
@@ -138,13 +139,21 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
     ),
     "With affine BatchNorm and a teacher (90% of the loss), over the epochs of the tables": (
         _long("full", "full precision, not affine, the teacher", {"lr": 0.03}, "full-precision"),
-        _long_taught("full", "full precision, not affine", {"lr": 0.03}, "full-precision"),
-        _long_taught("binaryconnect", "BinaryConnect", {**BC, **COLD, "affine": True}, STRAIGHT),
-        _long_taught("binaryconnect-plain", "BinaryConnect, not affine", {**BC, **COLD}, STRAIGHT),
-        _long_taught("half", "level-first, square root of time, all captured after 85%", {**SOONER, "affine": True}),
-        _long_taught("slower", "the same, lr .015", {**SLOWER, "affine": True}),
-        _long_taught("slower-plain", "the same, lr .015, not affine", SLOWER),
-        _long_taught("rounded", "computing with the nearest levels", {**ROUND_COLD, "affine": True}, ROUNDED),
+        _long_taught("full", "full precision, not affine", {"lr": 0.03}, "full-precision", "long-full"),
+        _long_taught("binaryconnect", "BinaryConnect", {**BC, **COLD, "affine": True}, STRAIGHT, "long-binaryconnect"),
+        _long_taught(
+            "binaryconnect-plain", "BinaryConnect, not affine", {**BC, **COLD}, STRAIGHT, "long-binaryconnect"
+        ),
+        _long_taught("half", f"level-first, {EARLY}", {**SOONER, "affine": True}, OURS, "long-half-sooner"),
+        _long_taught("slower", f"level-first, {EARLY}, lr .015", {**SLOWER, "affine": True}, OURS, "long-half-slower"),
+        _long_taught("slower-plain", f"level-first, {EARLY}, lr .015, not affine", SLOWER, OURS, "long-half-slower"),
+        _long_taught(
+            "rounded",
+            "level-first, computing with the nearest levels, linear, lr .03 to 0",
+            {**ROUND_COLD, "affine": True},
+            ROUNDED,
+            "long-rounded-03",
+        ),
     ),
     "How fast, how strong": (
         Idea("level-first", "lr .03, alpha .05"),

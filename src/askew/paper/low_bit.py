@@ -30,7 +30,12 @@ WIDTHS: dict[Widths, Settings] = {
 FULL = "full-precision-w32a32"
 
 
-@dataclass(frozen=True)
+def named(widths: Widths) -> str:
+    """W2/A4."""
+    return widths.upper().replace("A", "/A")
+
+
+@dataclass(frozen=True, eq=False)
 class Row:
     """A method at a width, with its settings at the paper's schedule and its search (None: not run there).
 
@@ -59,10 +64,17 @@ class Row:
         return self.method.startswith(OURS)
 
     @property
+    def tags(self) -> list[str]:
+        """What tells it from the method's other rows at this width."""
+        return [*([self.tag.replace("alpha", "alpha ")] if self.tag else []), *(["taught"] if self.taught else [])]
+
+    @property
+    def words(self) -> str:
+        return ", ".join([*([] if self.tag else [named(self.widths)]), *self.tags])
+
+    @property
     def label(self) -> str:
-        bits = self.widths.upper().replace("A", "/A")
-        tag = f", {self.tag.replace('alpha', 'alpha ')}" if self.tag else ""
-        return f"{look(self.method).label} [{bits}]{tag}{', taught' if self.taught else ''}"
+        return ", ".join([f"{look(self.method).label} [{named(self.widths)}]", *self.tags])
 
     def origin(self, kind: Kind) -> Source:
         return origin(self.method, self.source, kind)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from askew.core import uniform
 from askew.paper.images_common import MISSING, Kind
-from askew.paper.low_bit import FULL, LowBit, Row
+from askew.paper.low_bit import FULL, LowBit, Row, Widths, named
 from askew.paper.low_bit_words import Runs, gap, lead, note, runs_of, score, verdicts
 from askew.paper.present import Presentation
 from askew.paper.search_report import Candidate, chosen_how, settings_table
@@ -25,7 +26,8 @@ def present(table: LowBit, records: Sequence[Record]) -> Presentation:
     rows = candidates(table)
     how = chosen_how(rows, searched, table.settings_from)
     grids = [main_table(table, runs, how), settings_table(rows, searched)]
-    drawn = {f"accuracy-{w}": curves(table, runs, w) for w in unique(r.widths for r in table.rows) if any_run(runs, w)}
+    widths = unique(row.widths for row in table.rows if row.method != "full-precision")
+    drawn = {f"accuracy-{w}": curves(table, runs, w) for w in widths if any_run(runs, w)}
     return Presentation(table.title, lead(table, runs), grids, drawn, verdicts(table, runs))
 
 
@@ -69,17 +71,21 @@ def any_run(runs: Runs, widths: str) -> bool:
     return any(own for (key, _), own in runs.items() if f"-{widths}" in key)
 
 
-def curves(table: LowBit, runs: Runs, widths: str) -> tuple[image_figures.Figure, str]:
-    """Accuracy by epoch of the rows of one width, the best schedule where it ran, else the paper's."""
+def curves(table: LowBit, runs: Runs, widths: Widths) -> tuple[image_figures.Figure, str]:
+    """Accuracy by epoch of the rows of one width and of real weights, at the best schedule where it ran."""
+    real = (FULL, f"full-precision-w32a{widths.split('a')[1]}")
+    shown = [row for row in table.rows if row.widths == widths or row.key.removesuffix("-taught") in real]
+    found = {row: own for row in shown if (own := runs[row.key, "best"] or runs[row.key, "paper"])}
+    alike = Counter(row.method for row in found)
+    kinds: Counter[str] = Counter()
     groups: dict[str, list[Record]] = {}
-    for row in table.rows:
-        found = runs[row.key, "best"] or runs[row.key, "paper"]
-        if found and (row.widths == widths or row.key == FULL):
-            groups.setdefault(row.method, found)
+    for row, own in found.items():
+        kinds[row.method] += 1
+        one = alike[row.method] == 1
+        groups[row.method if one else f"{row.method}|{kinds[row.method]}|{row.words}"] = own
     figure = image_figures.epoch_curves(groups, "accuracy", "test accuracy (%), snapped", later=True)
-    bits = widths.upper().replace("A", "/A")
     where = "at each row's best schedule where that was run, else at the paper's"
-    return figure, f"{bits}: accuracy of the snapped net by epoch, {where}; mean over seeds with its range."
+    return figure, f"{named(widths)}: accuracy of the snapped net by epoch, {where}; mean over seeds with its range."
 
 
 def candidates(table: LowBit) -> list[Candidate]:

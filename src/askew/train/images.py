@@ -18,7 +18,6 @@ from askew.methods.registry import method
 from askew.models.registry import model as model_named
 from askew.optim import ASkew, MethodOptimizer, groups
 from askew.train import low_bit
-from askew.train.checkpoint import origin
 from askew.train.device import check_present
 from askew.train.distributed import World, joined
 from askew.train.image_config import ImageTraining as ImageTraining
@@ -28,7 +27,7 @@ from askew.train.loop import Keeper, OnStatus, fit
 from askew.train.recipes import WIDTH
 from askew.train.record import Record, writable_folder
 from askew.train.source import Shelf, Source, image_sources
-from askew.train.teacher import Objective, labelled, taught_by
+from askew.train.teacher import Objective, has_scales, labelled, taught_by
 from askew.train.worker_source import imagenet_sources
 
 KEEP_SECONDS = 120.0  # an epoch that ends so long after the last checkpoint is kept as well
@@ -113,9 +112,8 @@ def build_objective(config: ImageTraining, classes: int) -> Objective:
     """
     if config.teacher is None:
         return labelled
-    made = origin(config.teacher)
     with torch.random.fork_rng(devices=[]):
-        net = _net(config, classes, affine=None if made is None else bool(made.config.get("affine")))
+        net = _net(config, classes, affine=has_scales(config.teacher))
     teacher = taught_by(net, config.teacher, config.share, config.holdout, config.images)
     teacher.net.to(config.where, memory_format=torch.channels_last)  # pyright: ignore
     return teacher

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from askew.train.checkpoint import Origin, origin
-from askew.train.initial import has_seen, initialise
+from askew.train.initial import has_seen, initialise, read_weights
 
 SHARE = 0.5
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]  # (logits, images, labels) -> loss
@@ -65,11 +65,19 @@ def taught_by(
     if why:
         raise ValueError(f"teacher {path}: {why}")
     found = initialise(net, path)
-    absent = [*found.shapes, *found.missing]
-    if absent:
-        shown = ", ".join(absent[:4]) + (", ..." if len(absent) > 4 else "")
-        raise ValueError(f"teacher {path}: not the float net of this run; without a partner there: {shown}")
+    extra = [name for name in found.unused if not name.endswith("num_batches_tracked")]
+    for where, names in (("there", [*found.shapes, *found.missing]), ("here", extra)):
+        if names:
+            shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+            raise ValueError(f"teacher {path}: not the float net of this run; without a partner {where}: {shown}")
     return Teacher(net, share)
+
+
+def has_scales(path: Path) -> bool:
+    """Whether BatchNorm of the net in the file has scales and biases."""
+    tensors = read_weights(path)
+    norms = [name.removesuffix("running_mean") for name in tensors if name.endswith("running_mean")]
+    return any(f"{name}weight" in tensors for name in norms)
 
 
 def unfit(made: Origin, holdout: int | None, images: int | None = None, best: bool = False) -> str | None:

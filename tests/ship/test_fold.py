@@ -13,6 +13,7 @@ from askew.core import binary
 from askew.nn import Sign
 from askew.ship.export import to_graph
 from askew.ship.fold import LIMIT, batchnorm, thresholds
+from askew.ship.runtime import Net
 
 finite = st.floats(-100, 100, allow_nan=False)
 
@@ -88,3 +89,43 @@ def test_thresholds_equal_torch_for_slopes_of_both_signs() -> None:
     ours = (z.numpy() >= node.arrays["threshold"]) != flip
     clear = np.abs(y) > 1e-5
     assert clear.mean() > 0.99 and np.array_equal(ours[clear], (y >= 0)[clear])
+
+
+def pooled(*tail: nn.Module) -> nn.Sequential:
+    """conv -> pool -> BN with slopes of both signs and one of 0 -> sign -> tail, behind a layer of signs."""
+    inner = [nn.Conv2d(8, 12, 3, padding=1, bias=False), nn.MaxPool2d(2), nn.BatchNorm2d(12), Sign()]
+    first = [nn.Conv2d(2, 8, 3, bias=False), nn.BatchNorm2d(8), Sign()]
+    model = settled(nn.Sequential(*first, *inner, *tail), (2, 12, 12))
+    with torch.no_grad():
+        model[5].weight.copy_(signs(12) * 0.7)
+        model[5].weight[3] = 0.0
+    return model
+
+
+def test_a_negative_slope_behind_a_pool_goes_into_the_next_weights() -> None:
+    tails = {
+        "conv": [nn.Conv2d(12, 6, 3, padding=1, bias=False), nn.Flatten(), nn.Linear(150, 4, bias=False)],
+        "flat": [nn.Flatten(), nn.Linear(300, 6, bias=False)],
+    }
+    for name, tail in tails.items():
+        model = pooled(*tail)
+        assert (model[5].weight < 0).any() and (model[5].weight > 0).any()
+        graph = to_graph(model, binary())
+        assert [n.op for n in graph.nodes][3:6] == ["conv2d", "threshold", "max_pool"], name
+        assert not any(n.op == "affine" for n in graph.nodes)
+        x = torch.randn(50, 2, 12, 12)
+        with torch.no_grad():
+            expected = model(x).numpy()
+        apart = np.abs(Net(graph, 1)(x.numpy()) - expected).reshape(50, -1).max(1)
+        assert (apart < 1e-3).mean() >= 0.9, name  # a value on a threshold may fall to either side
+
+
+def test_a_sign_that_others_see_keeps_its_slopes() -> None:
+    """A second pool looks at it: nothing to put the minus into."""
+    model = pooled(nn.MaxPool2d(2, 1), nn.Flatten(), nn.Linear(192, 3, bias=False))
+    graph = to_graph(model, binary())
+    assert sum(n.op == "affine" for n in graph.nodes) == 1
+    x = torch.randn(50, 2, 12, 12)
+    with torch.no_grad():
+        apart = np.abs(Net(graph, 1)(x.numpy()) - model(x).numpy()).max(1)
+    assert (apart < 1e-3).mean() >= 0.9

@@ -127,6 +127,7 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         _long("half", "square root of time", {"power": 0.5}),
         _long("even-sooner", "linear, all captured after 85%, learning rate to 0", {"end": 0.85, **COLD}),
         _long("half-sooner", "square root of time, the same", SOONER),
+        _long("third-sooner", "time to the power .35, the same", {**SOONER, "power": 0.35}),
         _long("half-slower", "square root of time, the same, lr .015", SLOWER),
         _long("third-slower", "time to the power .35, the same, lr .015", {**SLOWER, "power": 0.35}),
         _long("two", "square of time", {"power": 2.0}),

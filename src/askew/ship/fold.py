@@ -3,6 +3,9 @@
 y = s z + b per channel after a layer whose own result is scale z' + bias: scale <- s scale, bias <- s bias + b.
 Where z is a whole number (signs times signs), sign(s z + b) is a comparison: z >= t with t = ceil(-b / s) for s > 0,
 and not z >= t with t = floor(-b / s) + 1 for s < 0 (flip); for s = 0 it is the sign of b whatever z.
+
+Behind a max-pool a slope must not be negative to change places with it. Before a sign it can be made positive:
+sign(s z + b) = -sign(-s z - b), and the minus goes into the weights that multiply the sign next.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from askew.ship.graph import Graph, Node
+from askew.ship.graph import Graph, Node, Weight
 
 LAYERS = ("conv2d", "linear")
 LIMIT = 2**31 - 1
@@ -43,7 +46,7 @@ def fold(graph: Graph) -> Graph:
 
 
 def _into_layers(graph: Graph) -> Graph:
-    """Affine right after a layer that feeds nothing else, or with a max-pool between if every slope is positive."""
+    """Affine right after a layer that feeds nothing else, or with a max-pool between if no slope is negative."""
     nodes = {n.name: n for n in graph.nodes}
     users = graph.users()
     renamed: dict[str, str] = {}
@@ -52,20 +55,54 @@ def _into_layers(graph: Graph) -> Graph:
         return len(users[name]) == 1
 
     for n in graph.nodes:
-        here = replace(n, inputs=tuple(renamed.get(i, i) for i in n.inputs))
+        here = replace(nodes[n.name], inputs=tuple(renamed.get(i, i) for i in n.inputs))
         nodes[n.name] = here
         if here.op != "affine":
             continue
         source = nodes[here.inputs[0]]
         s, b = here.arrays["scale"], here.arrays["bias"]
-        if source.op == "max_pool" and sole(source.name) and bool((s > 0).all()):
-            source = nodes[source.inputs[0]]
+        if source.op == "max_pool" and sole(source.name) and nodes[source.inputs[0]].op in LAYERS:
+            turned = {} if (s >= 0).all() else _turned(s < 0, n.name, nodes, users)
+            if turned is None:
+                continue
+            nodes |= turned
+            s, b, source = np.abs(s), np.where(s < 0, -b, b), nodes[source.inputs[0]]
         if source.op in LAYERS and sole(source.name):
             nodes[source.name] = scaled(source, s, b)
             users[here.inputs[0]] = users[n.name]
             renamed[n.name] = here.inputs[0]
             del nodes[n.name]
     return graph.with_nodes([nodes[n.name] for n in graph.nodes if n.name in nodes])
+
+
+def _turned(
+    minus: np.ndarray, name: str, nodes: dict[str, Node], users: dict[str, list[str]]
+) -> dict[str, Node] | None:
+    """The layers that multiply the sign of `name`, with a minus for these channels; None if others see it."""
+    (sign,) = users[name] if len(users[name]) == 1 else (None,)
+    if sign is None or nodes[sign].op != "sign":
+        return None
+    found: dict[str, Node] = {}
+    readers = list(users[sign])
+    while readers:
+        reader = nodes[readers.pop()]
+        if reader.op == "flatten":
+            readers += users[reader.name]
+            continue
+        layer = reader if reader.op in LAYERS and reader.settings.get("groups", 1) == 1 else None
+        if layer is None or layer.weight is None or not (layer.weight.binary or not layer.weight.levels):
+            return None
+        found[reader.name] = replace(layer, weight=_negated(layer.weight, minus))
+    return found
+
+
+def _negated(weight: Weight, minus: np.ndarray) -> Weight:
+    """The weight with a minus for some channels of its input; a flattened one has several columns for each."""
+    channels = np.repeat(minus, weight.shape[1] // len(minus))
+    where = channels.reshape(1, -1, *[1] * (len(weight.shape) - 2))
+    if weight.levels:
+        return Weight.of_codes(np.where(where, 1 - weight.codes(), weight.codes()).astype(np.uint8), weight.levels)
+    return Weight.of_floats(np.where(where, -weight.dense(), weight.dense()))
 
 
 def scaled(layer: Node, s: np.ndarray, b: np.ndarray) -> Node:

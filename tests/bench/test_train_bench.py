@@ -11,6 +11,7 @@ from askew.bench import machine
 from askew.bench.command import readme_block
 from askew.bench.training import ONE_BIT, REFERENCE, TrainBench, run
 from askew.bench.training_report import present
+from askew.bench.training_run import CASES
 from askew.report.readme import block
 from askew.train.record import Record, load_all
 
@@ -137,3 +138,9 @@ def test_every_method_holds_its_memory_on_a_gpu(tmp_path):
     assert memory[REFERENCE] > 50 * 2**20  # activations of a batch of 100 alone
     assert memory["askew-level-first"] < 1.1 * memory[REFERENCE]
     assert memory["askew-level-first"] < memory["binaryconnect"]
+
+
+def test_one_case_has_signs() -> None:
+    job = CASES["vgg-small-signs"].job("binaryconnect", 4, 8, "cpu")
+    assert job.activation_bits == 1 and job.learns_norms
+    assert CASES["vgg-small"].job("askew", 4, 8, "cpu").activation_bits is None

@@ -33,7 +33,7 @@ LOOKS = 7  # diagnoses that are timed
 class TrainBench:
     """Time whole training steps of full precision, ASkew and the rivals."""
 
-    cases: tuple[Literal["vgg-small", "resnet18-tiny", "resnet18-small"], ...] = ("vgg-small",)
+    cases: tuple[Literal["vgg-small", "vgg-small-signs", "resnet18-tiny", "resnet18-small"], ...] = ("vgg-small",)
     """Nets and data."""
     methods: tuple[str, ...] = ONE_BIT
     """Methods beside full precision."""

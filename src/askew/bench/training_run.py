@@ -25,7 +25,7 @@ MANY = 100_000
 
 @dataclass(frozen=True)
 class Case:
-    """A net and its data: side of an image, classes, images of a real epoch."""
+    """A net and its data: side of an image, classes, images of a real epoch, bits of activations (None: real)."""
 
     title: str
     dataset: Dataset
@@ -33,6 +33,7 @@ class Case:
     side: int
     classes: int
     images: int
+    activation_bits: int | None = None
 
     def job(self, method: str, batch: int, width: int | None, device: str) -> ImageTraining:
         """The settings of `askew train` for this case."""
@@ -45,11 +46,13 @@ class Case:
             stem=self.stem,
             width=width if self.dataset == "cifar10" else None,
             device=device,
+            activation_bits=self.activation_bits,
         )
 
 
 CASES = {
     "vgg-small": Case("VGG-small, CIFAR-10", "cifar10", None, 32, 10, 50_000),
+    "vgg-small-signs": Case("VGG-small with signs, CIFAR-10", "cifar10", None, 32, 10, 50_000, 1),
     "resnet18-tiny": Case("ResNet-18 (7x7 stem), TinyImageNet", "tiny-imagenet", "tiny", 64, 200, 100_000),
     "resnet18-small": Case("ResNet-18 (3x3 stem), TinyImageNet", "tiny-imagenet", "small", 64, 200, 100_000),
 }

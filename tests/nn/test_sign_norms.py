@@ -86,6 +86,17 @@ def test_a_linear_layer_gets_a_batchnorm() -> None:
     assert quiet(mlp(), norm=False).get_submodule("1").__class__ is Sign
 
 
+def test_a_norm_may_learn_where_the_sign_changes() -> None:
+    put = quiet(mlp(), norm="affine").get_submodule("1")
+    assert put.norm.weight.shape == put.norm.bias.shape == (5,)
+    with torch.no_grad():
+        put.norm.bias.copy_(torch.tensor([9.0, -9.0, 0.0, 0.0, 0.0]))
+    out = put(torch.randn(400, 5))
+    assert (out[:, 0] == 1).all() and (out[:, 1] == -1).all() and 100 < (out[:, 2] == 1).sum() < 300
+    with pytest.raises(ValueError, match="norm must be True, False or 'affine', got 'layer'"):
+        quantize_activations(mlp(), 1, norm="layer")  # pyright: ignore[reportArgumentType]
+
+
 @pytest.mark.parametrize(
     ("layer", "norm", "shape"),
     [

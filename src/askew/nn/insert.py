@@ -17,6 +17,7 @@ from askew.nn.norms import NormWarning, calls, sign_behind_norm
 from askew.nn.straight_through import SignGradient
 
 Where = Literal["inputs", "activations"]
+Norm = Literal[True, False, "affine"]
 Skip = str | Iterable[str] | Callable[[str, nn.Module], bool]
 M = TypeVar("M", bound=nn.Module)
 
@@ -28,7 +29,7 @@ def quantize_activations(
     skip: Skip = (),
     momentum: float | None = 0.1,
     gradient: SignGradient = "tanh",
-    norm: bool = True,
+    norm: Norm = True,
 ) -> M:
     """Give the model activations of `bits` bits, in place; returns it. Names of its weights stay as they are.
 
@@ -41,9 +42,10 @@ def quantize_activations(
                       the first and the last: skip=("stem.conv", "head.linear")
     momentum          of the running scales (QuantizedActivation)
     gradient          of Sign
-    norm              at one bit: put a BatchNorm without affine before each Sign that does not stand behind a norm. It
-                      fits the conv or linear layer before it; a NormWarning names the signs for which that layer
-                      cannot be told. False: signs alone
+    norm              at one bit: put a BatchNorm before each Sign that does not stand behind a norm, without affine as
+                      in the paper, or "affine": then the net learns where each sign changes. It fits the conv or
+                      linear layer before it; a NormWarning names the signs for which that layer cannot be told.
+                      False: signs alone
 
     Layers that are called as functions (torch.nn.functional, the inside of MultiheadAttention) are not seen. Put the
     model in training mode and show it batches before it is evaluated: the scales are measured there.
@@ -51,6 +53,8 @@ def quantize_activations(
     check_bits(bits)
     if at not in (None, "inputs", "activations"):
         raise ValueError(f"at must be 'inputs' or 'activations', got {at!r}")
+    if norm not in (True, False, "affine"):
+        raise ValueError(f"norm must be True, False or 'affine', got {norm!r}")
     if at == "inputs" and bits == 1:
         raise ValueError("one bit at the inputs would be the sign of what a ReLU lets through; use at='activations'")
     if (at or ("activations" if bits == 1 else "inputs")) == "inputs":
@@ -92,7 +96,7 @@ def _quantize_gradient(layer: Any, inputs: tuple[Any, ...], output: Any) -> Any:
     return layer.gradient_quantizer(output)
 
 
-def _put_signs(model: nn.Module, chosen: list[tuple[str, nn.Module]], gradient: SignGradient, norm: bool) -> None:
+def _put_signs(model: nn.Module, chosen: list[tuple[str, nn.Module]], gradient: SignGradient, norm: Norm) -> None:
     """Signs in the place of activations, behind a BatchNorm of their own where they need one."""
     seen = calls(model) if norm else {}
     bare: list[str] = []
@@ -101,7 +105,7 @@ def _put_signs(model: nn.Module, chosen: list[tuple[str, nn.Module]], gradient: 
         uses = seen.get(name, [])
         if norm and not (uses and all(use.centred for use in uses)):
             if len(uses) == 1 and uses[0].layer is not None:
-                made = sign_behind_norm(uses[0].layer, Sign(gradient))
+                made = sign_behind_norm(uses[0].layer, Sign(gradient), affine=norm == "affine")
             else:
                 bare.append(name)
         _replace(model, name, module, made.train(module.training))

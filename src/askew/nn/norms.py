@@ -45,9 +45,9 @@ class Featurewise(nn.Sequential):
         return super().forward(input.reshape(-1, input.shape[-1])).view(input.shape)
 
 
-def sign_behind_norm(layer: nn.Module, sign: Sign) -> nn.Sequential:
-    """BatchNorm without affine for what the layer puts out, then the sign."""
-    modules = OrderedDict[str, nn.Module](norm=_batchnorm(layer), sign=sign)
+def sign_behind_norm(layer: nn.Module, sign: Sign, affine: bool = False) -> nn.Sequential:
+    """BatchNorm for what the layer puts out, then the sign."""
+    modules = OrderedDict[str, nn.Module](norm=_batchnorm(layer, affine), sign=sign)
     return Featurewise(modules) if isinstance(layer, nn.Linear) else nn.Sequential(modules)
 
 
@@ -133,9 +133,9 @@ def _layer(node: Any, modules: Modules) -> nn.Module | None:
     return _layer(_input(node), modules) if isinstance(module, (*SILENT, *CENTRING, *ACTIVATIONS)) else None
 
 
-def _batchnorm(layer: Any) -> nn.Module:
+def _batchnorm(layer: Any, affine: bool) -> nn.Module:
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     linear = isinstance(layer, nn.Linear)
     kind = nn.BatchNorm1d if linear else kinds[len(layer.kernel_size) - 1]
     width = layer.out_features if linear else layer.out_channels
-    return kind(width, affine=False, device=layer.weight.device, dtype=layer.weight.dtype)
+    return kind(width, affine=affine, device=layer.weight.device, dtype=layer.weight.dtype)

@@ -125,8 +125,7 @@ class ImageTraining:
     stem: Stem | None = None
     """ResNet-18's first layer: tiny or imagenet (7x7 and a pool), small (3x3)."""
     affine: bool | None = None
-    """BatchNorm with a learnt scale and bias for each channel (--affine, --no-affine), which the paper's nets do not
-    have; if not given: with one-bit activations alone, where they set the signs' thresholds."""
+    """BatchNorm learns a scale and bias (--affine, --no-affine); if not given: with one-bit activations alone."""
     affine_rate: float | None = None
     """Learning rate of those scales and biases, as a part of the weights' (0.3 if not given)."""
     skip: tuple[str, ...] = ()
@@ -156,8 +155,7 @@ class ImageTraining:
     check_data: bool = True
     """Refuse a data set that lacks its official number of classes or images."""
     static: bool | None = None
-    """Steps from buffers on the device, compiled and replayed as a CUDA graph (--static, --no-static; if not given: on
-    a GPU, in one process)."""
+    """Steps compiled and replayed as a CUDA graph (--static, --no-static); if not given: on a GPU, in one process."""
     tensorboard: bool = False
     """Write curves and histograms for TensorBoard to the run's folder as well."""
     device: str = "auto"

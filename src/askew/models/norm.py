@@ -134,9 +134,10 @@ def _is_plain(module: nn.Module, kind: type[M]) -> TypeGuard[M]:
 
 
 def _unheard(module: nn.Module) -> bool:
-    """Nobody listens to it, and its forward is its class's."""
+    """Nobody listens to it, and its forward is its class's (which a compiler need not follow)."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return not any(hooks) and "forward" not in module.__dict__ and not _has_any_global_hook()
+    own = torch.compiler.is_compiling() or ("forward" not in module.__dict__ and not _has_any_global_hook())
+    return own and not any(hooks)
 
 
 def _alike(z: Tensor, other: Tensor) -> bool:

@@ -8,6 +8,7 @@ import pytest
 from askew import cli
 from askew.bench.command import PRESENT as BENCHES
 from askew.bench.command import readme_block
+from askew.paper.present import markdown
 from askew.report.readme import block, replace_block
 from askew.train.record import load_all
 
@@ -15,10 +16,18 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("experiment", ["two-moons", "logistic", "cifar-w1"])
+RECORDED = [name for name in cli.PRESENT if any((ROOT / "results" / name).glob("*.json"))]
+
+
+@pytest.mark.parametrize("experiment", RECORDED)
 def test_tables_are_made_from_the_records(experiment: str) -> None:
-    records = load_all(ROOT / "results" / experiment)
-    assert block(README, experiment) == cli.PRESENT[experiment](records).tables[0].markdown().strip()
+    """`askew report results/NAME --readme README.md` makes them anew."""
+    folder = ROOT / "results" / experiment
+    shown = cli.PRESENT[experiment](load_all(folder))
+    assert (folder / "table.md").read_text("utf-8") == markdown(shown)
+    if f"<!-- {experiment} -->" in README:
+        assert block(README, experiment) == shown.tables[0].markdown().strip()
+    assert {path.stem for path in folder.glob("*.png")} == {*shown.figures}
 
 
 @pytest.mark.parametrize("experiment", [name for name in BENCHES if (ROOT / "results" / name).exists()])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from askew.paper.image_runs import ImageRuns, checkpoint, complete, training
-from askew.paper.images_common import COLD, KINDS, Experiment, Settings
+from askew.paper.images_common import COLD, EARLY, KINDS, Experiment, Settings
 from askew.train.grid_job import OnJob
 from askew.train.image_config import ImageTraining
 from askew.train.record import Record
@@ -25,9 +25,8 @@ ROUND_COLD: Settings = {**ROUND, **COLD}
 FULL = "full-faster"
 MEAN = 0.05
 BOTH: Settings = {"average": MEAN, "affine": True}
-SOONER: Settings = {"power": 0.5, "end": 0.85, **COLD}
-SLOWER: Settings = {**SOONER, "lr": 0.015}
-EARLY = "square root of time, all captured after 85%, learning rate to 0"
+SLOWER: Settings = {**EARLY, "lr": 0.015}
+SAID = "square root of time, all captured after 85%, learning rate to 0"
 BEST = "full-together"
 
 
@@ -126,8 +125,8 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         _long("even", "level-first, radius linear in time", {}),
         _long("half", "square root of time", {"power": 0.5}),
         _long("even-sooner", "linear, all captured after 85%, learning rate to 0", {"end": 0.85, **COLD}),
-        _long("half-sooner", "square root of time, the same", SOONER),
-        _long("third-sooner", "time to the power .35, the same", {**SOONER, "power": 0.35}),
+        _long("half-sooner", "square root of time, the same", EARLY),
+        _long("third-sooner", "time to the power .35, the same", {**EARLY, "power": 0.35}),
         _long("half-slower", "square root of time, the same, lr .015", SLOWER),
         _long("third-slower", "time to the power .35, the same, lr .015", {**SLOWER, "power": 0.35}),
         _long("two", "square of time", {"power": 2.0}),
@@ -145,9 +144,9 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         _long_taught(
             "binaryconnect-plain", "BinaryConnect, not affine", {**BC, **COLD}, STRAIGHT, "long-binaryconnect"
         ),
-        _long_taught("half", f"level-first, {EARLY}", {**SOONER, "affine": True}, OURS, "long-half-sooner"),
-        _long_taught("slower", f"level-first, {EARLY}, lr .015", {**SLOWER, "affine": True}, OURS, "long-half-slower"),
-        _long_taught("slower-plain", f"level-first, {EARLY}, lr .015, not affine", SLOWER, OURS, "long-half-slower"),
+        _long_taught("half", f"level-first, {SAID}", {**EARLY, "affine": True}, OURS, "long-half-sooner"),
+        _long_taught("slower", f"level-first, {SAID}, lr .015", {**SLOWER, "affine": True}, OURS, "long-half-slower"),
+        _long_taught("slower-plain", f"level-first, {SAID}, lr .015, not affine", SLOWER, OURS, "long-half-slower"),
         _long_taught(
             "rounded",
             "level-first, computing with the nearest levels, linear, lr .03 to 0",

@@ -15,7 +15,7 @@ from typing import Any
 
 from askew.paper import image_runs
 from askew.paper.image_runs import ImageTable
-from askew.paper.images_common import COLD, Contender, Experiment, Search
+from askew.paper.images_common import COLD, EARLY, Contender, Experiment, Search
 from askew.train.grid_job import OnJob
 from askew.train.record import Record
 
@@ -128,6 +128,8 @@ LEVEL_FIRST = Contender(
             {"lr": 0.06, "alpha": 0.05, "start": 0.3, "power": 0.5},
             {"lr": 0.03, "alpha": 0.05, "start": 0.5, "power": 0.5, **COLD},
             {"lr": 0.06, "alpha": 0.05, "start": 0.5, "power": 0.5, **COLD},
+            {"lr": 0.03, "alpha": 0.05, "start": 0.5, **EARLY},
+            {"lr": 0.03, "alpha": 0.05, "start": 0.5, **EARLY, "power": 0.35},
         ),
         chosen=6,
     ),

@@ -13,7 +13,7 @@ from typing import Any
 
 from askew.paper import low_bit
 from askew.paper.image_runs import ImageTable
-from askew.paper.images_common import COLD, Search, Settings
+from askew.paper.images_common import COLD, EARLY, Search, Settings
 from askew.paper.low_bit import LowBit, Row
 from askew.train.grid_job import OnJob
 from askew.train.record import Record
@@ -40,7 +40,12 @@ TABLE = LowBit(
             Row("askew", "w1a1", {"lr": 0.03, "alpha": alpha}, None, value, tag=f"alpha{alpha:g}")
             for alpha, value in ALPHAS.items()
         ),
-        Row("askew-level-first", "w1a1", {"lr": 0.03}, Search(bumps(0.03, 0.06, alpha=0.05), chosen=0)),
+        Row(
+            "askew-level-first",
+            "w1a1",
+            {"lr": 0.03},
+            Search((*bumps(0.03, 0.06, alpha=0.05), *bumps(0.03, alpha=0.05, **EARLY)), chosen=0),
+        ),
         Row("askew-level-first-rounded", "w1a1", None, Search(bumps(0.01, 0.03, alpha=0.05, **COLD), chosen=3)),
     ),
     {},

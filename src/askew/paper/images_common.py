@@ -22,6 +22,7 @@ KINDS: dict[Kind, Settings] = {  # a method's options are those a table names, n
     "best": {"schedule": "cosine", "options": {}},
 }
 COLD: Settings = {"min_lr": 0.0, "cosine_end": 1.0}  # a cosine down to nothing at the end of the run
+EARLY: Settings = {"power": 0.5, "end": 0.85, **COLD}  # level-first: fast at first, all captured before the end
 STEPS = (50, 65, 90)  # epochs of 100 at which the paper looks at its form of ASkew
 OURS = "askew-level-first"
 MISSING = "not run"

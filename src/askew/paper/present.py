@@ -47,10 +47,15 @@ def write(presentation: Presentation, records: Sequence[Record], folder: Path) -
     text = page.render(presentation.title, presentation.lead, sections, records)
     index = folder / "index.html"
     write_text(index, text)
-    blocks = [f"# {presentation.title}", presentation.lead]
-    blocks += [f"## {grid.title}\n\n{grid.markdown()}" for grid in presentation.tables]
-    blocks += presentation.verdicts
-    write_text(folder / "table.md", "\n\n".join(blocks) + "\n")
+    write_text(folder / "table.md", markdown(presentation))
     for name, (figure, _) in presentation.figures.items():
         save(figure, folder / f"{name}.png")
     return index
+
+
+def markdown(presentation: Presentation) -> str:
+    """Title, paragraph, tables and sentences as a Markdown file."""
+    blocks = [f"# {presentation.title}", presentation.lead]
+    blocks += [f"## {grid.title}\n\n{grid.markdown()}" for grid in presentation.tables]
+    blocks += presentation.verdicts
+    return "\n\n".join(blocks) + "\n"

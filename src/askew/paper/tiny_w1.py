@@ -9,7 +9,7 @@ from typing import Any
 from askew.models.resnet import Stem
 from askew.paper import cifar_w1, image_runs
 from askew.paper.image_runs import ImageTable
-from askew.paper.images_common import COLD, Contender, Experiment, Search
+from askew.paper.images_common import COLD, EARLY, Contender, Experiment, Search
 from askew.train.grid_job import OnJob
 from askew.train.record import Record
 
@@ -44,7 +44,7 @@ SEARCHES = {  # TinyImageNet's own, for the methods that it is run with more tha
         (
             {"lr": 0.015, "alpha": 0.05, "start": 0.5, "power": 0.5},
             {"lr": 0.03, "alpha": 0.05, "start": 0.5, "power": 0.5},
-            {"lr": 0.03, "alpha": 0.05, "start": 0.5, "end": 0.85, **COLD},
+            {"lr": 0.03, "alpha": 0.05, "start": 0.5, **EARLY},
         ),
         chosen=1,
     ),

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch.nn.functional import batch_norm, conv2d, max_pool2d, relu
 
-from askew.core.signs import slope
 from askew.models import norm
 from askew.models.norm import Chain, NormAct, fused_as, fuses, halves, norm_activation, starts, unfused
 from askew.models.norm_ops import norm_act, norm_act_backward
@@ -15,6 +14,7 @@ from askew.models.norm_stem import TILE, Stem, flat, padded_rows, stem, stem_bac
 from askew.models.resnet import ResNet18
 from askew.models.vgg_small import VGGSmall
 from askew.nn import Sign
+from askew.nn.straight_through import sign
 
 LAST = torch.channels_last
 KINDS = {"plain": (False, False), "pool": (True, False), "shortcut": (False, True)}
@@ -36,25 +36,11 @@ NOTHING = (None, None, None, 0.1, 1e-5)  # running statistics that are not kept;
 ACTS = ["relu", "tanh", "clip", "quadratic"]
 
 
-class Bump(torch.autograd.Function):
-    """The sign with the bump of `slope` for a derivative."""
-
-    @staticmethod
-    def forward(ctx, t, kind):
-        ctx.kind = kind
-        ctx.save_for_backward(t)
-        return torch.where(t >= 0, 1.0, -1.0).to(t.dtype)
-
-    @staticmethod
-    def backward(ctx, dy):  # pyright: ignore
-        return dy * slope(ctx.saved_tensors[0], ctx.kind), None
-
-
 def composed(z, residual, pool, vectors=(None, None), act="relu"):
     """The same from torch's own pieces."""
     y = batch_norm(z, None, None, *vectors, training=True)
     y = y if residual is None else y + residual
-    y = relu(y) if act == "relu" else Bump.apply(y, act)
+    y = relu(y) if act == "relu" else sign(y, act)
     return max_pool2d(y, 2) if pool else y
 
 

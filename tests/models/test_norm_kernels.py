@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn.functional import batch_norm, conv2d, max_pool2d, relu
 
-from askew.core.signs import slope
 from askew.models import norm_stem
 from askew.models.norm_stem import flat
+from askew.nn.straight_through import sign
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [] if INTERPRETED else pytest.mark.cuda
@@ -115,20 +115,6 @@ def vectors(c: int) -> list[torch.Tensor]:
     return [torch.randn(c, generator=torch.Generator().manual_seed(seed)).to(DEVICE) for seed in (7, 8)]
 
 
-class Bump(torch.autograd.Function):
-    """The sign with the bump of `slope` for a derivative."""
-
-    @staticmethod
-    def forward(ctx, t, kind):
-        ctx.kind = kind
-        ctx.save_for_backward(t)
-        return torch.where(t >= 0, 1.0, -1.0).to(t.dtype)
-
-    @staticmethod
-    def backward(ctx, dy):  # pyright: ignore
-        return dy * slope(ctx.saved_tensors[0], ctx.kind), None
-
-
 def edge(t: torch.Tensor, act: str) -> torch.Tensor:
     """Where rounding decides: on which side of zero, and for the bump that ends at 1 of that."""
     return (t.abs() < 1e-5) | ((t.abs() - 1).abs() < 1e-5 if act == "clip" else torch.zeros_like(t, dtype=torch.bool))
@@ -144,7 +130,7 @@ def test_with_scale_and_bias(launch, shape, dtype, kind, act):
     inputs = [t.double().requires_grad_() for t in (z, residual, scale, bias) if t is not None]
     t = batch_norm(inputs[0], None, None, *inputs[-2:], training=True) + (inputs[1] if shortcut else 0)
     t = max_pool2d(t, 2) if pool else t
-    exact, dy = relu(t) if act == "relu" else Bump.apply(t, act), some(*t.shape, dtype=dtype, seed=3)
+    exact, dy = relu(t) if act == "relu" else sign(t, act), some(*t.shape, dtype=dtype, seed=3)
     unclear = edge(t.detach(), act)
     dy[unclear] = 0
     kept = (y if act == "relu" else residual) if shortcut else None
@@ -219,7 +205,7 @@ def test_the_first_layer(stem_launch, shape, c, dtype, act):
     inputs = [exact, *(v.double().requires_grad_() for v in own_vectors if v is not None)]
     z = conv2d(x.to(dtype).double(), exact, padding=1)
     t = batch_norm(z, None, None, *(inputs[1:] or (None, None)), training=True)
-    out, unclear = relu(t) if f == "relu" else Bump.apply(t, f), edge(t.detach(), f)
+    out, unclear = relu(t) if f == "relu" else sign(t, f), edge(t.detach(), f)
     dy[unclear] = 0
     found = stem_launch.stem_backward(U, flat(w), dy, gram, m, r, *own_vectors, f)
     expected = torch.autograd.grad(out, inputs, dy.double())  # pyright: ignore

@@ -5,7 +5,7 @@ Where z is a whole number (signs times signs), sign(s z + b) is a comparison: z 
 and not z >= t with t = floor(-b / s) + 1 for s < 0 (flip); for s = 0 it is the sign of b whatever z.
 
 Behind a max-pool a slope must not be negative to change places with it. Before a sign it can be made positive:
-sign(s z + b) = -sign(-s z - b), and the minus goes into the weights that multiply the sign next.
+sign(s z + b) = -sign(-s z - b) but at 0 itself, and the minus goes into the weights that multiply the sign next.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ TABLE = LowBit(
             "askew-level-first",
             "w1a1",
             {"lr": 0.03},
-            Search((*bumps(0.03, 0.06, alpha=0.05), *bumps(0.03, alpha=0.05, **EARLY)), chosen=0),
+            Search((*bumps(0.03, 0.06, alpha=0.05), *bumps(0.03, alpha=0.05, **EARLY)), chosen=6),
         ),
         Row("askew-level-first-rounded", "w1a1", None, Search(bumps(0.01, 0.03, alpha=0.05, **COLD), chosen=3)),
     ),

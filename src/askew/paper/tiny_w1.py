@@ -46,7 +46,7 @@ SEARCHES = {  # TinyImageNet's own, for the methods that it is run with more tha
             {"lr": 0.03, "alpha": 0.05, "start": 0.5, "power": 0.5},
             {"lr": 0.03, "alpha": 0.05, "start": 0.5, **EARLY},
         ),
-        chosen=1,
+        chosen=2,
     ),
     "askew-level-first-rounded": Search(
         (

@@ -88,12 +88,12 @@ def test_bfloat16_is_about_as_near_to_float32_as_the_plain_modules(kind):
     _, gradients, buffers = step(mine, mine, True)
     with unfused():
         plain, exact = made(kind), made(kind)
-        _, plain_gradients, _ = step(plain, plain, True)
+        _, plain_gradients, plain_buffers = step(plain, plain, True)
         _, exact_gradients, exact_buffers = step(exact, exact, False)
     for name, value in exact_gradients.items():
         assert distance(gradients[name], value) < 1.5 * distance(plain_gradients[name], value) + 1e-3, name
     for name, value in exact_buffers.items():
-        assert distance(buffers[name], value) < 0.05, name
+        assert distance(buffers[name], value) < 1.5 * distance(plain_buffers[name], value) + 1e-3, name
 
 
 def test_compiled():

@@ -150,3 +150,11 @@ def test_wrong_trees_and_settings_are_refused(root: Path) -> None:
         ImageNet(root, "train", crop=17)
     with pytest.raises(ValueError, match="'test' is not train or val"):
         ImageNet(root, "test")  # pyright: ignore[reportArgumentType]
+
+
+def test_the_digest_follows_names_and_labels(root: Path) -> None:
+    before = ImageNet(root, "train").digest
+    assert before == ImageNet(root, "train", seed=1).digest != ImageNet(root, "val").digest
+    file = root / "train" / "n02" / "n02_4.JPEG"
+    file.rename(file.with_stem("n02_5"))
+    assert ImageNet(root, "train").digest != before

@@ -12,7 +12,7 @@ from PIL import Image
 
 from askew import cli
 from askew.report.live import Status
-from askew.train.checkpoint import read_file
+from askew.train.checkpoint import CheckpointError, read_file
 from askew.train.images import ImageTraining, build_model, load_images, train_images
 
 
@@ -147,6 +147,26 @@ def test_a_run_goes_on_with_other_scorings_and_steps(tmp_path: Path) -> None:
     whole, _ = train_images(replace(job, out=tmp_path / "whole"))
     assert resumed.config["score_every"] == 3 and resumed.config["static"] is True
     assert resumed.metrics["epoch_loss"]["value"] == pytest.approx(whole.metrics["epoch_loss"]["value"], rel=1e-4)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_run_goes_on_only_with_the_images_it_began_with(folder: Path, config: ImageTraining, split: str) -> None:
+    """Moved or touched files are the same images; one other picture is not."""
+
+    def stop(status: Status) -> None:
+        if status.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_images(config, stop)
+    one = folder / split / "class3" / "1.png"
+    before = one.read_bytes()
+    Image.new("RGB", (32, 32), (200, 10, 10)).save(one)
+    with pytest.raises(CheckpointError, match="data_digest"):
+        train_images(config)
+    one.write_bytes(before)
+    moved = folder.rename(folder.with_name("elsewhere"))
+    assert train_images(replace(config, data=moved))[0].summary["accuracy"] is not None
 
 
 def test_a_last_batch_of_one_image_does_not_spoil_batchnorm(tmp_path: Path) -> None:

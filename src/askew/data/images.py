@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,6 +58,12 @@ class ImageSet:
     def moments(self) -> Moments:
         """The channel sums: from the cache's header, or counted now."""
         return self.known or moments(self.images)
+
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits that tell this set from another: of its shape, channel sums, classes and labels."""
+        about = json.dumps([self.images.shape, self.moments, self.classes]).encode()
+        return hashlib.sha256(about + self.labels.astype("<i8").tobytes()).hexdigest()[:16]
 
     @property
     def mean(self) -> tuple[float, ...]:

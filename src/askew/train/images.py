@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from askew.core import LevelFirst
 from askew.data.cifar10 import SIZES, cifar10
+from askew.data.imagenet import ImageNet
 from askew.data.images import ImageSet, Splits, evenly
 from askew.data.tiny_imagenet import tiny_imagenet
 from askew.methods.registry import method
@@ -63,10 +64,16 @@ def held_out(train: ImageSet, count: int) -> Splits:
     return Splits(*parts)
 
 
-def load_sources(
-    config: ImageTraining, device: torch.device, world: World, shelf: Shelf
-) -> tuple[Source, Source, int, str]:
-    """(train, test, number of classes, name of the training set): on the device, or decoded by workers."""
+class Loaded(NamedTuple):
+    """The two parts of a data set as the loop takes them, and what a record says of them."""
+
+    train: Source
+    test: Source
+    about: dict[str, Any]
+
+
+def load_sources(config: ImageTraining, device: torch.device, world: World, shelf: Shelf) -> Loaded:
+    """The data set of a run: on the device, or decoded by workers."""
     batch, rank, size = config.settings().batch_size, world.rank, world.size
     if config.dataset == "imagenet":
         train, test = imagenet_sources(
@@ -83,11 +90,18 @@ def load_sources(
             rank=rank,
             world=size,
         )
-        return train, test, len(train.data.classes), "imagenet-train"
+        return _loaded(train, test, "imagenet-train", train.data, test.data)
     splits = kept_images(config, shelf)
     pad = config.padding
     train, test = image_sources(splits, batch, config.seed, device, pad, rank=rank, world=size, shelf=shelf)
-    return train, test, len(splits.train.classes), splits.train.name
+    return _loaded(train, test, splits.train.name, *splits)
+
+
+def _loaded(train: Source, test: Source, name: str, *parts: ImageSet | ImageNet) -> Loaded:
+    """A run goes on only with the images it began with: their digest is among its settings."""
+    about = {"train_set": name, "classes": len(parts[0].classes)}
+    about |= {"train_images": train.images, "test_images": test.images}
+    return Loaded(train, test, about | {"data_digest": "-".join(part.digest for part in parts)})
 
 
 def build_model(config: ImageTraining, classes: int) -> nn.Module:
@@ -215,7 +229,8 @@ def _train_in(
 ) -> tuple[Record, Path]:
     """Data, net, optimizer, loop; checkpoints go to `folder`, the record to `records`."""
     settings, device = config.settings(), config.where
-    train, test, classes, train_set = load_sources(config, device, world, shelf)
+    train, test, about = load_sources(config, device, world, shelf)
+    classes = about["classes"]
     check_batch(config, train.images)
     net = build_model(config, classes)
     started = None
@@ -226,14 +241,7 @@ def _train_in(
     net = net.to(device, memory_format=torch.channels_last)  # pyright: ignore
     torch.manual_seed(config.seed)  # methods that draw at random do so from torch's generator, from now on
     optimizer = build_optimizer(config, net, config.epochs * train.steps())
-    described = config.describe() | {
-        "train_set": train_set,
-        "classes": classes,
-        "train_images": train.images,
-        "test_images": test.images,
-    }
-    described |= digests(config)
-    record = Record(*titles(config), described, config.seed)
+    record = Record(*titles(config), config.describe() | about | digests(config), config.seed)
     record.environment["processes"] = world.size
     if started is not None:
         record.extra["init"] = started

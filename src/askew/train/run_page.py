@@ -36,6 +36,7 @@ APART = {"seed", "method"} | MACHINE | WATCHED  # settings that rows do not diff
 SHARED = ("dataset", "epochs", "images", "holdout", "width", "stem", "skip", "batch_size", "init", "teacher")
 SHARED += ("teacher_share", "resize", "crop")  # settings that are compared over all rows; others within a method's
 FOLLOWS = {"train_set", "classes", "train_images", "test_images", "model", "pad", "score_batch_size"}  # .. from others
+FOLLOWS |= {"data_digest"}
 
 
 def trained(folder: Path, apart: Collection[str] = ()) -> list[Record]:

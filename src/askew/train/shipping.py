@@ -107,7 +107,7 @@ def training_images(job: ImageTraining) -> tuple[Source, dict[str, Any]]:
     """The run's training images, and what a picture has to go through to be like them."""
     cpu = torch.device("cpu")
     if job.dataset == "imagenet":
-        source, _, _, _ = load_sources(job, cpu, World(), Shelf())
+        source = load_sources(job, cpu, World(), Shelf()).train
         assert isinstance(source, WorkerSource)
         shown = {"mean": source.mean.tolist(), "std": source.std.tolist(), "classes": list(source.data.classes)}
         return source, shown | {"resize": job.resize, "crop": job.crop}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import batch_norm, conv2d, max_pool2d, relu
 
 from askew.models import norm
-from askew.models.norm import Chain, NormAct, fused_as, fuses, halves, norm_activation, starts, unfused
+from askew.models.norm import Chain, NormAct, fused_as, fuses, halves, norm_activation, opened, starts, unfused
 from askew.models.norm_ops import norm_act, norm_act_backward
 from askew.models.norm_stem import TILE, Stem, flat, padded_rows, stem, stem_backward, windows
-from askew.models.resnet import ResNet18
+from askew.models.resnet import BasicBlock, ResNet18
 from askew.models.vgg_small import VGGSmall
-from askew.nn import Sign
+from askew.nn import Sign, quantized_relu
 from askew.nn.straight_through import sign
 
 LAST = torch.channels_last
@@ -274,6 +276,7 @@ MAKE = {
     "vgg-pool-first": lambda: VGGSmall(width=16, image=16, pool_first=True),
     "vgg-affine": lambda: VGGSmall(width=16, image=16, affine=True),
     "vgg-signs": lambda: VGGSmall(width=16, image=16, pool_first=True, affine=True, activation=Sign),
+    "vgg-quantized": lambda: VGGSmall(width=16, image=16, activation=partial(quantized_relu, 4)),
     "resnet": lambda: ResNet18(classes=10, stem="small"),
     "resnet-affine": lambda: ResNet18(classes=10, stem="small", affine=True),
     "resnet-tiny": lambda: ResNet18(classes=10, stem="tiny"),
@@ -312,7 +315,7 @@ def test_networks_compute_the_same(on_cpu, kind, monkeypatch):
         assert close(state[name], value, 1e-4), name
 
 
-@pytest.mark.parametrize("kind", ["vgg", "vgg-affine", "vgg-signs", "resnet"])
+@pytest.mark.parametrize("kind", ["vgg", "vgg-affine", "vgg-signs", "vgg-quantized", "resnet"])
 def test_one_graph_for_the_compiler(on_cpu, kind):
     """In bfloat16, first layer included: without a break, and what it gives is what it gives uncompiled."""
     torch.compiler.reset()
@@ -321,6 +324,32 @@ def test_one_graph_for_the_compiler(on_cpu, kind):
     for part in (1, 2):
         for name, value in expected[part].items():
             assert close(found[part][name], value, 1e-3), name
+
+
+def test_a_quantizer_behind_a_block_s_relu(on_cpu, monkeypatch):
+    """BN, shortcut and ReLU in one piece, then the quantizer; a value between two steps may go the other way."""
+    used = []
+    monkeypatch.setattr(norm, "_norm", lambda *a, inner=norm._norm: used.append(1) or inner(*a))
+    torch.manual_seed(0)
+    block = BasicBlock(8, 16, 2, partial(quantized_relu, 4)).to(memory_format=LAST)
+    x = some(8, 8, 12, 12, dtype=torch.float32)
+    y = block(x)
+    assert len(used) == 2 and len(y.unique()) == 16
+    with unfused():
+        assert close(y, block(x), 1e-2) and len(used) == 2
+
+
+def test_which_sequences_are_opened(on_cpu, monkeypatch):
+    """Plain ones; what a hook or a class of its own makes of one is not known."""
+    heard, inner = nn.Sequential(nn.ReLU(), nn.Tanh()), nn.Sequential(nn.Tanh(), nn.Sequential())
+    layers = opened([nn.Sequential(nn.ReLU(), inner), Chain(nn.ReLU()), heard])
+    assert [type(m) for m in layers] == [nn.ReLU, nn.Tanh, Chain, nn.ReLU, nn.Tanh]
+    heard.register_forward_hook(lambda module, given, out: out + 1)
+    assert opened([heard]) == [heard]
+    z, bn = some(4, 8, 4, 4, dtype=torch.float32), nn.BatchNorm2d(8, affine=False)
+    y = norm_activation(z, bn, heard)
+    assert torch.allclose(y, relu(bn(z)).tanh() + 1) and torch.allclose(y, Chain(bn, heard)(z))
+    assert torch.allclose(norm_activation(z, bn, nn.Sequential()), bn(z))
 
 
 def test_a_shortcut_of_another_kind_is_added_plainly(on_cpu):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,7 @@ from askew.models import norm
 from askew.models.norm import unfused
 from askew.models.resnet import BasicBlock
 from askew.models.vgg_small import VGGSmall
-from askew.nn import Sign
+from askew.nn import Sign, quantized_relu
 
 pytestmark = pytest.mark.cuda
 LAST = torch.channels_last
@@ -27,6 +29,7 @@ MAKE = {
     "vgg": lambda: VGGSmall(width=32),
     "residual": residual,
     "affine": lambda: VGGSmall(width=32, affine=True),
+    "quantized": lambda: VGGSmall(width=32, activation=partial(quantized_relu, 4)),
     "signs": lambda: VGGSmall(width=32, affine=True, pool_first=True, activation=Sign),
 }
 

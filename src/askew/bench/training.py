@@ -25,6 +25,7 @@ from askew.train.record import Record, writable_folder
 
 EXPERIMENT = "bench-train"
 REFERENCE = "full-precision"
+CaseName = Literal["vgg-small", "vgg-small-signs", "resnet18-tiny", "resnet18-tiny-4", "resnet18-small"]
 ONE_BIT = ("binaryconnect", "md-tanh", "proxquant", "projected", "adaste", "parq", "askew", "askew-level-first")
 LOOKS = 7  # diagnoses that are timed
 
@@ -33,7 +34,7 @@ LOOKS = 7  # diagnoses that are timed
 class TrainBench:
     """Time whole training steps of full precision, ASkew and the rivals."""
 
-    cases: tuple[Literal["vgg-small", "vgg-small-signs", "resnet18-tiny", "resnet18-small"], ...] = ("vgg-small",)
+    cases: tuple[CaseName, ...] = ("vgg-small",)
     """Nets and data."""
     methods: tuple[str, ...] = ONE_BIT
     """Methods beside full precision."""

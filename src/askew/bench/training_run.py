@@ -54,6 +54,7 @@ CASES = {
     "vgg-small": Case("VGG-small, CIFAR-10", "cifar10", None, 32, 10, 50_000),
     "vgg-small-signs": Case("VGG-small with signs, CIFAR-10", "cifar10", None, 32, 10, 50_000, 1),
     "resnet18-tiny": Case("ResNet-18 (7x7 stem), TinyImageNet", "tiny-imagenet", "tiny", 64, 200, 100_000),
+    "resnet18-tiny-4": Case("ResNet-18 (7x7 stem), 4-bit activations", "tiny-imagenet", "tiny", 64, 200, 100_000, 4),
     "resnet18-small": Case("ResNet-18 (3x3 stem), TinyImageNet", "tiny-imagenet", "small", 64, 200, 100_000),
 }
 

@@ -3,13 +3,13 @@
 The modules stay what they are, with their names, buffers and state dicts. While training on a GPU with Triton,
 channels-last, BatchNorm2d followed by nn.ReLU or a sign runs as the operators of `norm_ops` and `norm_stem`; anywhere
 else, and for any other module, hook or layout, the modules run one after another. A sign is a module that says so:
-`fused_as` names its gradient (see `askew.nn.Sign`). The operators have first derivatives only, and none for
-torch.func: inside `unfused()` the modules run by themselves.
+`fused_as` names its gradient (see `askew.nn.Sign`). A quantizer behind a ReLU runs by itself. The operators have first
+derivatives only, and none for torch.func: inside `unfused()` the modules run by themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TypeGuard, TypeVar, get_args
@@ -45,7 +45,7 @@ class Chain(nn.Sequential):
     one piece."""
 
     def forward(self, input: Tensor) -> Tensor:
-        layers, x = list(self), input
+        layers, x = opened(self), input
         while layers:
             x, used = _advance(layers, x)
             layers = layers[used:]
@@ -62,10 +62,19 @@ def _advance(layers: Sequence[nn.Module], x: Tensor) -> tuple[Tensor, int]:
     return layers[0](x), 1
 
 
+def opened(layers: Iterable[nn.Module]) -> list[nn.Module]:
+    """The layers, those of a plain nn.Sequential one by one: a ReLU may have a quantizer behind it in one of these."""
+    return [m for layer in layers for m in (opened(layer) if _is_plain(layer, nn.Sequential) else [layer])]
+
+
 def norm_activation(z: Tensor, norm: nn.Module, activation: nn.Module, residual: Tensor | None = None) -> Tensor:
     """activation(norm(z) + residual)."""
-    if fuses(z, norm, activation) and (residual is None or _alike(z, residual)):
-        return _norm(z, norm, activation, False, residual)  # pyright: ignore[reportArgumentType]
+    parts = opened([activation])
+    if parts and fuses(z, norm, parts[0]) and (residual is None or _alike(z, residual)):
+        y = _norm(z, norm, parts[0], False, residual)  # pyright: ignore[reportArgumentType]
+        for part in parts[1:]:
+            y = part(y)
+        return y
     y = norm(z)
     return activation(y if residual is None else y + residual)
 

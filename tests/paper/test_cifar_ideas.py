@@ -68,5 +68,9 @@ def test_some_ideas_alone_bring_their_teachers(tmp_path: Path, monkeypatch: pyte
     cifar_ideas.run(replace(config, ideas=("rounded", "together-rounded-cold")))
     assert [job.row.key for job in grid.asked if job.row] == ["rounded", "full-together", "together-rounded-cold"]
     assert grid.asked[-1].affine and grid.asked[-1].average == 0.05 and grid.asked[-1].teacher_share == 0.9
+    grid.asked.clear()
+    cifar_ideas.run(replace(config, ideas=("long-taught-twice-rounded",)))
+    keys = [job.row.key for job in grid.asked if job.row]
+    assert keys == ["long-full", "long-taught-full", "long-taught-twice-rounded"]
     with pytest.raises(ValueError, match="no idea named 'rouded'; known: full, full-faster"):
         replace(config, ideas=("rouded",))

@@ -204,7 +204,7 @@ def test_taught_rows_have_full_precision_of_their_seed_as_teacher(name: str, tmp
         taught = job.row.key.endswith("-taught-best")
         file = folder / f"{name}-full-precision-w32a32-best-seed{job.seed}/last.pt"
         assert (job.teacher, job.teacher_share) == ((file, cifar_taught.SHARE) if taught else (None, None))
-        assert job.affine == (name == "cifar-w1a1-taught")
+        assert job.affine == (name == "cifar-w1a1-taught" or job.method != "full-precision")
     makers = [image_runs.checkpoint(job) for job in jobs if job.teacher is None]
     assert len(makers) == 2 and {job.teacher for job in jobs if job.teacher} == set(makers)
     some = low_bit.plan(table, kind(tmp_path, device="cpu", seeds=1, methods=("parq",)))
@@ -216,8 +216,11 @@ def test_taught_rows_have_full_precision_of_their_seed_as_teacher(name: str, tmp
 
 def test_a_table_says_which_batchnorm_its_nets_have(tmp_path: Path) -> None:
     leads = {name: low_bit_report.present(TABLES[name][0], records(name, tmp_path, {}, 1)).lead for name in TAUGHT}
-    assert "BatchNorm without affine" in leads["cifar-taught"]
-    assert "BatchNorm, which has a learnt scale and bias" in leads["cifar-w1a1-taught"]
+    learnt = "BatchNorm, which has a learnt scale and bias for each channel"
+    assert f"{learnt}, full precision's without affine" in leads["cifar-taught"]
+    assert f"{learnt})" in leads["cifar-w1a1-taught"]
+    plain = low_bit_report.present(TABLES["cifar-w1a1"][0], records("cifar-w1a1", tmp_path, {}, 1)).lead
+    assert "no biases, BatchNorm without affine)" in plain
 
 
 def test_taught_rows_are_compared_with_one_another(tmp_path: Path) -> None:

@@ -235,3 +235,27 @@ def test_a_teacher_whose_net_is_gone_is_trained_again_beside_its_record(tmp_path
     assert [again.row and again.row.folder for again in image_runs.remade_teachers([pupil, maker], [pupil])] == [
         image_runs.checkpoint(maker).parent
     ]
+
+
+def test_a_teacher_s_teacher_comes_first(tmp_path) -> None:
+    """Three generations, in order; with the nets of the first two gone all three are made again for the last."""
+    data = pictures(tmp_path / "data")
+
+    def job(key: str, method: str = "full-precision", teacher: ImageTraining | None = None) -> ImageTraining:
+        row = TableRow("table", key, tmp_path / "results", {"key": key})
+        path = None if teacher is None else image_runs.checkpoint(teacher)
+        return small_job(data, tmp_path / "runs", epochs=1, method=method, row=row, teacher=path)
+
+    first = job("first")
+    second = job("second", teacher=first)
+    third = job("third", "binaryconnect", teacher=second)
+    other = job("other")
+    assert list(image_runs.generations([third, second, other, first])) == [[other, first], [second], [third]]
+    assert list(image_runs.generations([third, other])) == [[third, other]]  # its teacher is there, or asked of nobody
+    config = CifarIdeas(data, out=tmp_path / "results", device="cpu")
+    assert len(image_runs.complete([third, second, first], config)) == 3
+    for made in (first, second):
+        image_runs.checkpoint(made).unlink()
+    assert not image_runs.remade_teachers([third, second, first], [])
+    again = image_runs.remade_teachers([third, second, first], [third])
+    assert [job.row and job.row.key for job in again] == ["second", "first"]

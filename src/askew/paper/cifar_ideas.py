@@ -72,10 +72,12 @@ def _long(key: str, label: str, settings: Settings, method: str = OURS) -> Idea:
     return Idea(f"long-{key}", label, settings, method, longer=2.5)
 
 
-def _long_taught(key: str, label: str, settings: Settings, method: str, beside: str) -> Idea:
+def _long_taught(
+    key: str, label: str, settings: Settings, method: str, beside: str, teacher: str = "long-full"
+) -> Idea:
     """Such a row with a teacher, which has trained as long, compared with the same without one."""
     own = {**settings, "teacher_share": 0.9}
-    return Idea(f"long-taught-{key}", label, own, method, "long-full", beside, longer=2.5)
+    return Idea(f"long-taught-{key}", label, own, method, teacher, beside, longer=2.5)
 
 
 def _signs(key: str, label: str, more: Settings, method: str = STRAIGHT, teacher: str | None = None) -> Idea:
@@ -153,6 +155,30 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
             {**ROUND_COLD, "affine": True},
             ROUNDED,
             "long-rounded-03",
+        ),
+        _long_taught("parq", "PARQ, lr .06, annealed until 90%", {**LONGER, "affine": True}, "parq", "long-full"),
+        _long_taught(
+            "mean-rounded",
+            "level-first, computing with the nearest levels, the same and from the mean",
+            {**ROUND_COLD, **BOTH},
+            ROUNDED,
+            "long-taught-rounded",
+        ),
+        _long_taught(
+            "twice-rounded",
+            "level-first, computing with the nearest levels, the same, its teacher taught itself",
+            {**ROUND_COLD, "affine": True},
+            ROUNDED,
+            "long-taught-rounded",
+            "long-taught-full",
+        ),
+        _long_taught(
+            "twice-binaryconnect",
+            "BinaryConnect, its teacher taught itself",
+            {**BC, **COLD, "affine": True},
+            STRAIGHT,
+            "long-taught-binaryconnect",
+            "long-taught-full",
         ),
     ),
     "How fast, how strong": (
@@ -260,8 +286,10 @@ class CifarIdeas(ImageRuns):
     def chosen(self) -> list[Idea]:
         """The ideas to be run, and the teachers they need."""
         known = ideas()
-        wanted = {*(self.ideas or known)}
-        wanted |= {teacher for key in wanted if (teacher := known[key].teacher)}
+        wanted = [*(self.ideas or known)]
+        for key in wanted:  # which grows: a teacher may have one itself
+            if (teacher := known[key].teacher) and teacher not in wanted:
+                wanted.append(teacher)
         return [idea for key, idea in known.items() if key in wanted]
 
 

@@ -1,7 +1,8 @@
-"""One bit a weight on CIFAR-10 with a full-precision net as teacher: not in the paper.
+"""One bit a weight on CIFAR-10 with affine BatchNorm and a full-precision net as teacher: not in the paper.
 
-Net, data, epochs and settings as at the best schedule of cifar-w1; each net is taught by full precision's of the same
-seed. Full precision itself is taught, too: what a teacher gives any net is not what it gives the method.
+Data, epochs and settings as at the best schedule of cifar-w1. The one-bit nets have BatchNorm's scale and bias, two
+numbers a channel; full precision goes without, as there. Each net is taught by full precision's of the same seed, full
+precision itself, too: what a teacher gives any net is not what it gives the method.
 """
 
 from __future__ import annotations
@@ -18,18 +19,23 @@ from askew.train.grid_job import OnJob
 from askew.train.record import Record
 
 SHARE = 0.9
-METHODS = ("binaryconnect", "md-tanh", "parq", "askew-level-first")
+METHODS = ("binaryconnect", "md-tanh", "parq", "askew-level-first", "askew-level-first-rounded")
 WINNERS = {c.method: Search((c.search.winner,)) for c in cifar_w1.EXPERIMENT.contenders}
+
+
+def affine(search: Search) -> Search:
+    """The same settings with affine BatchNorm."""
+    return Search(({**search.winner, "affine": True},))
+
 
 TABLE = LowBit(
     "cifar-taught",
-    "One bit a weight on CIFAR-10, with a teacher",
+    "One bit a weight on CIFAR-10, with affine BatchNorm and a teacher",
     {"dataset": "cifar10"},
     (
         Row("full-precision", "w32a32", None, WINNERS["full-precision"]),
         Row("full-precision", "w32a32", None, WINNERS["full-precision"], taught=SHARE),
-        *(Row(method, "w1a32", None, WINNERS[method], taught=SHARE) for method in METHODS),
-        Row("askew-level-first-rounded", "w1a32", None, WINNERS["askew-level-first-rounded"], taught=SHARE),
+        *(Row(method, "w1a32", None, affine(WINNERS[method]), taught=SHARE) for method in METHODS),
     ),
     {},
     settings_from="those of cifar-w1",
@@ -38,7 +44,7 @@ TABLE = LowBit(
 
 @dataclass(frozen=True)
 class CifarTaught(ImageTable):
-    """One bit a weight on CIFAR-10, each net taught by full precision's."""
+    """One bit a weight on CIFAR-10 with affine BatchNorm, each net taught by full precision's."""
 
     like: ClassVar[str] = "cifar-w1"
 

@@ -191,27 +191,38 @@ def complete(jobs: Sequence[ImageTraining], config: ImageRuns, on_status: OnJob 
     """Make those of the runs that have no record yet; the records of all.
 
     Each run saves its record when it ends; one made on another machine is saved here too. Runs with a teacher come
-    after those that make one.
+    after the one that makes it.
     """
     writable_folder(config.out)
     missing = [job for job in jobs if finished(job) is None]
-    taught = [job for job in missing if job.teacher is not None]
-    for some in ([job for job in missing if job.teacher is None], remade_teachers(jobs, taught), taught):
-        if some:
-            made = run_grid(some, engine=config.engine, per_device=config.per_device, on_status=on_status)
-            for job, record in zip(some, made, strict=True):
-                assert job.row is not None
-                record.save(writable_folder(job.row.folder))
+    for some in generations([*missing, *remade_teachers(jobs, missing)]):
+        made = run_grid(some, engine=config.engine, per_device=config.per_device, on_status=on_status)
+        for job, record in zip(some, made, strict=True):
+            assert job.row is not None
+            record.save(writable_folder(job.row.folder))
     return [record for job in jobs if (record := finished(job)) is not None]
 
 
-def remade_teachers(jobs: Sequence[ImageTraining], taught: Sequence[ImageTraining]) -> list[ImageTraining]:
-    """Those of the jobs whose nets are wanted as teachers and are gone, though their records are there.
+def generations(jobs: Sequence[ImageTraining]) -> Iterator[list[ImageTraining]]:
+    """The jobs in turns, each job in a later one than the job that makes its teacher."""
+    left = list(jobs)
+    while left:
+        unmade = {checkpoint(job) for job in left}
+        ready = [job for job in left if job.teacher not in unmade]
+        left = [job for job in left if job.teacher in unmade]
+        yield ready
+
+
+def remade_teachers(jobs: Sequence[ImageTraining], missing: Sequence[ImageTraining]) -> list[ImageTraining]:
+    """Those of the jobs whose nets are wanted as teachers (of teachers, too) and are gone, their records being there.
 
     They are run once more, the record of that going beside the net.
     """
-    wanted = {job.teacher for job in taught}
-    gone = [
-        job for job in jobs if checkpoint(job) in wanted and finished(job) and epochs_done(checkpoint(job)) < job.epochs
-    ]
-    return [replace(job, row=replace(job.row, folder=job.out / job.name)) for job in gone if job.row]
+    makers, found = {checkpoint(job): job for job in jobs}, list[ImageTraining]()
+    wanted = [job.teacher for job in missing]
+    for path in wanted:  # which grows
+        maker = makers.pop(path, None) if path else None
+        if maker and maker.row and finished(maker) and epochs_done(checkpoint(maker)) < maker.epochs:
+            found.append(replace(maker, row=replace(maker.row, folder=maker.out / maker.name)))
+            wanted.append(maker.teacher)
+    return found

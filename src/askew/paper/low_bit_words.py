@@ -52,10 +52,14 @@ def _parts(shares: Sequence[float]) -> str:
     return " or ".join(f"{100 * share:g}%" for share in shares)
 
 
-def norm_words(base: Settings) -> str:
+def norm_words(table: LowBit) -> str:
     """What a table's nets have besides their weights."""
-    if base.get("affine"):
-        return "no biases but those of BatchNorm, which has a learnt scale and bias for each channel"
+    rows = [row for row in table.rows if row.method != "full-precision"]
+    learnt = "a learnt scale and bias for each channel"
+    if table.base.get("affine"):
+        return f"no biases but those of BatchNorm, which has {learnt}"
+    if all(row.search and row.search.winner.get("affine") for row in rows):
+        return f"no biases but those of BatchNorm, which has {learnt}, full precision's without affine"
     return "no biases, BatchNorm without affine"
 
 
@@ -64,7 +68,7 @@ def lead(table: LowBit, runs: Runs) -> str:
     some = [r.config for own in runs.values() for r in own]
     left = ", ".join(unique(layer for c in some for layer in c["skip"]))
     return (
-        f"The same net ({net_words(some)}; {norm_words(table.base)}) at several widths of "
+        f"The same net ({net_words(some)}; {norm_words(table)}) at several widths of "
         "weights (W) and activations (A), trained with Adam, for each seed from the same initial weights"
         f"{'; in full precision stays ' + left if left else ''}. {len(some)} runs so far."
     )

@@ -123,10 +123,16 @@ def test_a_flat_validation_folder_with_its_map(root: Path) -> None:
     (root / "val.txt").write_text("".join(lines))
     flat = ImageNet(root, "val", val_map=root / "val.txt")
     assert flat.labels.tolist() == expected_labels and flat[5][1] == 1
+    boxed = [line.replace(".JPEG ", ",").replace("\n", " 1 2 3 4\n") for line in lines]  # as Kaggle has it
+    (root / "val.csv").write_text("".join(["ImageId,PredictionString\n", *boxed]))
+    assert ImageNet(root, "val", val_map=root / "val.csv").labels.tolist() == expected_labels
+    (root / "truth.txt").write_text("490\n361\n")  # as the development kit has it
+    with pytest.raises(DataError, match=r"truth\.txt: entry 1 is not an image name followed by its class"):
+        ImageNet(root, "val", val_map=root / "truth.txt")
     (root / "val.txt").write_text("".join(lines[1:]))
     with pytest.raises(DataError, match=r"ILSVRC2012_val_00\.JPEG has no annotation"):
         ImageNet(root, "val", val_map=root / "val.txt")
-    with pytest.raises(DataError, match="0 class folders, 2 expected"):
+    with pytest.raises(DataError, match=r"val: holds no class folders; .* with --val-map"):
         ImageNet(root, "val")
 
 

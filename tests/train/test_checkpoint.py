@@ -1,6 +1,7 @@
 """Checkpoints: whole or not at all, the run's own or refused."""
 
 import errno
+import random
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -40,6 +42,23 @@ def train(model, made, steps: int) -> None:
 
 
 CONFIG = {"lr": 0.05, "epochs": 3}
+
+
+def drawn() -> list[float]:
+    """What the global generators give next."""
+    return [torch.rand(()).item(), random.random(), random.gauss(0, 1), float(np.random.rand()), np.random.randn()]
+
+
+def test_all_global_generators_go_on_where_they_were(tmp_path: Path) -> None:
+    """A user's module may draw from Python's or NumPy's."""
+    model, made = parts()
+    random.seed(3), np.random.seed(4)
+    drawn()
+    checkpoint.save(tmp_path / "last.pt", model, made, Position(0, 1), Record("x", "askew", CONFIG, 0), CONFIG)
+    expected = drawn()
+    random.seed(5), np.random.seed(6), torch.manual_seed(7)
+    checkpoint.load(tmp_path / "last.pt", model, made, CONFIG)
+    assert drawn() == expected
 
 
 def test_a_run_cut_in_two_equals_the_whole_one(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ FORMAT = 1
 MAGIC = b"askewimg"
 PREAMBLE = struct.Struct("<8sQQ32s")  # magic, bytes of the header, offset of the pixels, sha256 of the header
 PAGE = 4096
+ELSEWHERE = "set XDG_CACHE_HOME to a folder with room (in Python: cache=)"
 log = logging.getLogger(__name__)
 
 
@@ -93,7 +94,7 @@ def writable(places: Sequence[Path]) -> Path:
                 return place
         except OSError as error:
             reasons.append(f"{place} ({error.strerror or error})")
-    raise PermissionError(f"no folder for decoded images can be written: {', '.join(reasons)}; choose one with cache=")
+    raise PermissionError(f"no folder for decoded images can be written: {', '.join(reasons)}; {ELSEWHERE}")
 
 
 def _load(path: Path, source: str, check: bool) -> ImageSet | None:
@@ -176,7 +177,7 @@ def _reserve(handle: int, size: int) -> None:
     try:
         os.posix_fallocate(handle, 0, size) if hasattr(os, "posix_fallocate") else os.truncate(handle, size)
     except OSError as error:
-        reason = f"{error.strerror}: decoded images need {size} bytes; choose another place with cache="
+        reason = f"{error.strerror}: decoded images need {size} bytes; {ELSEWHERE}"
         raise OSError(error.errno, reason) from error
 
 

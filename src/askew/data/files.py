@@ -60,13 +60,22 @@ def found_file(path: Path | str) -> Found:
 
 
 def read_annotations(path: Path) -> dict[str, str]:
-    """File name -> class from the first two columns of a text file, as in TinyImageNet's val_annotations.txt."""
+    """File name -> class from the first two columns of a text file, as in TinyImageNet's val_annotations.txt.
+
+    Commas serve as spaces do. A first line that begins with ImageId is a head, and names then lack their .JPEG: so is
+    ImageNet's LOC_val_solution.csv.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file (it maps image names to classes)")
-    pairs = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = path.read_text(encoding="utf-8").splitlines()
+    pairs = [line.replace(",", " ").split() for line in lines if line.strip()]
+    if pairs and pairs[0][0] == "ImageId":
+        pairs = [[f"{pair[0]}.JPEG", *pair[1:]] for pair in pairs[1:]]
     short = next((number for number, pair in enumerate(pairs, 1) if len(pair) < 2), None)
     if short is not None:
-        raise DataError(f"{path}: entry {short} is not an image name followed by its class")
+        raise DataError(
+            f"{path}: entry {short} is not an image name followed by its class (a folder's name, no number)"
+        )
     return {pair[0]: pair[1] for pair in pairs}
 
 

@@ -1,7 +1,8 @@
 """ImageNet in its official folder layout, decoded by worker processes. Nothing is downloaded.
 
-train/WNID/*.JPEG and val/WNID/*.JPEG, or val/*.JPEG with a text file whose lines are "NAME WNID". Images come out as
-uint8 (3, crop, crop); `loader.normalise` finishes a batch on the device with MEAN and STD.
+train/WNID/*.JPEG and val/WNID/*.JPEG, or val/*.JPEG with a text file whose lines are "NAME WNID" (or Kaggle's
+LOC_val_solution.csv). Images come out as uint8 (3, crop, crop); `loader.normalise` finishes a batch on the device with
+MEAN and STD.
 """
 
 from __future__ import annotations
@@ -70,7 +71,13 @@ class ImageNet(Dataset[tuple[Tensor, int]]):
         self.names = np.array([os.fsencode(path.removeprefix(f"{self.root}{os.sep}")) for path in paths])
 
     def _list_classes(self) -> tuple[list[str], np.ndarray]:
-        folders = class_folders(self.root / self.split, len(self.classes))
+        place = existing_folder(self.root / self.split, "one subfolder per class was looked for")
+        if self.split == "val" and not any(p.is_dir() for p in place.iterdir()):
+            raise DataError(
+                f"{place}: holds no class folders; sort its images into them, or name the file of their labels "
+                "(lines of NAME WNID, or LOC_val_solution.csv) with --val-map (val_map=)"
+            )
+        folders = class_folders(place, len(self.classes))
         if odd := sorted({f.name for f in folders} ^ set(self.classes)):
             raise DataError(f"{self.root}: train and {self.split} differ in the class {odd[0]}")
         paths = [image_paths(f) for f in folders]

@@ -57,7 +57,8 @@ def chosen_how(candidates: Sequence[Candidate], searched: Sequence[Record], othe
     overruled = [text for c in candidates if (text := c.overruled(searched))]
     kept = f"; not the best found there: {', '.join(overruled)}" if overruled else ""
     counts = "; ".join(f"{c.label} {c.count(searched)}" for c in candidates if c.scores(searched))
-    return f"chosen by one run each on {_held(searched)} held-out training images{rest}{kept}; settings tried: {counts}"
+    how = f"chosen by one run of {_epochs(searched)} each on {_held(searched)} held-out training images"
+    return f"{how}{rest}{kept}; settings tried: {counts}"
 
 
 def settings_table(candidates: Sequence[Candidate], searched: Sequence[Record]) -> Grid:
@@ -72,7 +73,7 @@ def settings_table(candidates: Sequence[Candidate], searched: Sequence[Record]) 
             lines.append((c.label, words(tried), used, cell(c.held_out(tried, searched), 2)))
         methods += [c.method] * (len(lines) - before)
     found = (
-        f"Held-out: accuracy (%) on {_held(searched)} training images left out of one run."
+        f"Held-out: accuracy (%) on {_held(searched)} training images left out of one run of {_epochs(searched)}."
         if searched
         else "No search was run."
     )
@@ -85,6 +86,10 @@ def settings_table(candidates: Sequence[Candidate], searched: Sequence[Record]) 
         tuple(methods),
         text_columns=3,
     )
+
+
+def _epochs(searched: Sequence[Record]) -> str:
+    return " or ".join(map(str, unique(r.config["epochs"] for r in searched))) + " epochs"
 
 
 def _held(searched: Sequence[Record]) -> str:

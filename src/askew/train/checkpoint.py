@@ -7,12 +7,14 @@ leaves the file that was there before.
 from __future__ import annotations
 
 import json
+import random
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -132,7 +134,7 @@ def write_file(path: Path, payload: Mapping[str, Any]) -> None:
         reason = refusal(error)
         if reason is None:
             raise
-        before = "the one before it is untouched and the run can go on from it" if path.exists() else "it was the first"
+        before = "the one before it is untouched" if path.exists() else "it was the first"
         message = f"checkpoint {path} could not be written ({reason}): {before}; make room and start again"
         raise OSError(message) from error
 
@@ -184,12 +186,27 @@ def check_sums(path: Path) -> None:
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """torch's generators on the CPU and on the GPU the run uses; in several processes they are alike."""
-    return {"cpu": torch.get_rng_state(), "cuda": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []}
+    """The global generators: torch's on the CPU and on the GPU the run uses, Python's and NumPy's.
+
+    In several processes torch's are alike.
+    """
+    version, words, spare = random.getstate()
+    name, keys, *rest = np.random.get_state()
+    return {
+        "cpu": torch.get_rng_state(),
+        "cuda": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else [],
+        "python": [version, list(words), spare],
+        "numpy": [str(name), [int(key) for key in keys], *(float(value) for value in rest)],
+    }
 
 
 def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None:
     """Put `random_state` back, on whichever GPU the run goes on."""
     torch.set_rng_state(state["cpu"])
+    if "python" in state:
+        version, words, spare = state["python"]
+        random.setstate((version, tuple(words), spare))
+        name, keys, place, has_spare, value = state["numpy"]
+        np.random.set_state((name, np.array(keys, np.uint32), int(place), int(has_spare), value))
     if device.type == "cuda" and state["cuda"]:
         torch.cuda.set_rng_state(state["cuda"][0], device)

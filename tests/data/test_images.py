@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -117,6 +118,27 @@ def test_an_unwritable_folder_falls_back_to_the_users_cache(
     assert np.array_equal(load(data).images, pixels)
     assert np.array_equal(load(data).images, pixels)
     assert decodings == [6]
+    assert len(list((tmp_path / "home" / "askew").glob("*/pets.images"))) == 1
+
+
+def test_a_full_disk_falls_back_to_the_users_cache(
+    tmp_path: Path, decodings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without room in either place the error says how much is needed and what to do."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    full, fallocate = [1, 1, 1], os.posix_fallocate
+
+    def reserve(handle: int, offset: int, size: int) -> None:
+        if full:
+            full.pop()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fallocate(handle, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    pixels = tree(tmp_path / "data")
+    with pytest.raises(OSError, match=r"need \d+ bytes; set XDG_CACHE_HOME"):
+        load(tmp_path / "data")
+    assert np.array_equal(load(tmp_path / "data").images, pixels) and decodings == [6]
     assert len(list((tmp_path / "home" / "askew").glob("*/pets.images"))) == 1
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from method_support import wrap
 
-from askew.core import oracle, scale_of, uniform
+from askew.core import scale_of, uniform
 from askew.methods.parq import Parq
 from askew.methods.parq_maps import least_squares_levels
 from askew.optim import snapped
@@ -59,7 +59,7 @@ def sizes_and_greedy(values: list[float], bits: int) -> tuple[list[float], list[
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
 def test_its_own_levels(bits):
-    """All 2^b sums +-v_1 .. +-v_b: the forward weights are the greedy ones, what ships are the nearest."""
+    """All 2^b sums +-v_1 .. +-v_b; what ships are the greedy ones that the forward pass has, exactly of that table."""
     w, opt = run(Parq(), uniform(bits))
     latent = opt.underlying(w).detach().double().flatten().tolist()
     sizes, greedy = sizes_and_greedy(latent, bits)
@@ -67,10 +67,10 @@ def test_its_own_levels(bits):
     assert len(set(sums)) == 2**bits
     close = {"rtol": 1e-5, "atol": 1e-6}
     torch.testing.assert_close(w.detach().double().flatten(), torch.tensor(greedy, dtype=torch.float64), **close)
-    closest = torch.tensor([oracle.nearest(v, sums) for v in latent], dtype=torch.float64)
+    trained = w.detach().clone()
     with snapped(opt):
-        torch.testing.assert_close(w.detach().double().flatten(), closest, **close)
-    assert len(closest.unique()) > 2
+        torch.testing.assert_close(w.detach(), trained, **close)
+        assert 2 < len(w.unique()) <= 2**bits
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])

@@ -65,6 +65,14 @@ def test_forward_is_the_identity_and_backward_is_quantised():
     torch.testing.assert_close(ratio, ratio.round(), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("behind", [nn.ReLU(inplace=True), nn.Hardswish(inplace=True)])
+def test_something_in_place_behind_a_layer(behind):
+    torch.manual_seed(0)
+    net = quantize_gradients(nn.Sequential(nn.Conv2d(3, 4, 3), behind, nn.Flatten(), nn.Linear(144, 2)), 4)
+    net(torch.randn(5, 3, 8, 8)).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in net.parameters())
+
+
 def test_in_a_model_by_one_call():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.Linear(4, 3))

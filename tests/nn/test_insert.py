@@ -158,6 +158,22 @@ def test_a_shared_activation_is_replaced_everywhere():
     assert isinstance(model.first.activation, nn.ReLU)
 
 
+@pytest.mark.parametrize("bits", [1, 4])
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU])
+def test_an_encoder_layer_has_no_way_around_its_new_activation(activation, bits):
+    """torch's fast path of inference remembers which activation the layer was made with."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, activation=activation(), batch_first=True)
+    options = {"norm": False} if bits == 1 else {"at": "activations"}
+    quantize_activations(layer, bits, **options)
+    x = torch.randn(4, 5, 16)
+    layer(x)
+    layer.eval()
+    with torch.no_grad():
+        fast = layer(x)
+    torch.testing.assert_close(fast, layer(x))
+
+
 def test_attention_is_left_alone():
     model = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2), "fc": nn.Linear(8, 8)})
     quantize_activations(model)

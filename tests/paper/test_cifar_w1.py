@@ -178,7 +178,9 @@ def test_the_search_is_run_on_held_out_images_and_stated(config: CifarW1, monkey
     assert {row[2] for row in alone.tables[0].rows} == {"not run"} and alone.figures == {} and alone.verdicts == []
     cifar_w1.run(replace(config, seeds=1, methods=("binaryconnect",)))
     shown = cifar_w1_report.present(load_all(config.out))
-    assert "chosen by one run each on 500 held-out training images (full precision, " in shown.tables[0].note
+    assert (
+        "chosen by one run of 20 epochs each on 500 held-out training images (full precision, " in shown.tables[0].note
+    )
     assert "BinaryConnect, mirror" not in shown.tables[0].note
     rows = [
         row for row, key in zip(shown.tables[-1].rows, shown.tables[-1].keys, strict=True) if key == "binaryconnect"

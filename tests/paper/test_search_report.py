@@ -14,7 +14,7 @@ def candidate(chosen: int = 0, method: str = "luq") -> Candidate:
 
 
 def tried(settings: dict[str, float], accuracy: float, method: str = "luq") -> Record:
-    config = {"key": search_key(method, settings), "holdout": 500}
+    config = {"key": search_key(method, settings), "holdout": 500, "epochs": 40}
     return Record("made-up-search", method, config, 0, summary={"accuracy": accuracy}, environment={})
 
 
@@ -29,7 +29,7 @@ def test_without_records_nothing_is_said_to_be_searched() -> None:
 
 def test_the_best_of_the_search_is_simply_chosen() -> None:
     how = chosen_how([candidate(1)], FOUND, "by hand")
-    assert how == "chosen by one run each on 500 held-out training images; settings tried: LUQ 2"
+    assert how == "chosen by one run of 40 epochs each on 500 held-out training images; settings tried: LUQ 2"
     rows = settings_table([candidate(1)], FOUND).rows
     assert rows == (
         ("LUQ", "lr 0.06", "paper's schedule (tuned)", "–"),
@@ -46,7 +46,10 @@ def test_a_setting_in_use_that_lost_the_search_is_named() -> None:
 
 def test_methods_without_a_search_are_named() -> None:
     how = chosen_how([candidate(1), candidate(method="lsq")], FOUND, "by hand")
-    assert how == "chosen by one run each on 500 held-out training images (LSQ: by hand); settings tried: LUQ 2"
+    assert (
+        how
+        == "chosen by one run of 40 epochs each on 500 held-out training images (LSQ: by hand); settings tried: LUQ 2"
+    )
 
 
 def test_settings_still_to_be_run_do_not_count_as_tried() -> None:

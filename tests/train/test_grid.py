@@ -20,6 +20,7 @@ from image_kit import faulty, pictures, small_job, timeless
 
 from askew.report.live import Status
 from askew.train import grid_local, images, source
+from askew.train.checkpoint import CheckpointError
 from askew.train.grid import GridError, completed, finished, record_file, run_grid
 from askew.train.grid_job import Failure, Throttled
 from askew.train.grid_local import Local, local_devices
@@ -278,3 +279,14 @@ def test_a_run_with_another_file_of_the_same_name_is_not_complete(tmp_path: Path
     there = completed(job)
     assert there is not None and timeless(there) == timeless(record)
     assert completed(other) is None
+
+
+def test_a_run_on_other_images_is_not_complete(tmp_path: Path) -> None:
+    """Where the data set is gone there is nothing to compare with: the record stands."""
+    data, others = pictures(tmp_path / "pictures"), pictures(tmp_path / "others", train=5)
+    job = small_job(data, tmp_path / "run", epochs=1)
+    train_images(job)
+    assert completed(job) is not None and completed(replace(job, data=others)) is None
+    with pytest.raises(CheckpointError, match="data_digest"):
+        train_images(replace(job, data=others))
+    assert completed(replace(job, data=tmp_path / "nowhere")) is not None

@@ -131,7 +131,8 @@ def test_reestimation_covers_activation_scales():
         ({"bits": 1, "scale": "abs-mean"}, "scale is a setting of 2 to 8 bits"),
         ({"bits": 2, "method": "lsq", "scale": "abs-mean"}, "scale: lsq learns its steps"),
         ({"bits": 2, "method": "parq", "scale": "abs-mean"}, "scale: parq finds its own levels"),
-        ({"gradient_bits": 1}, "gradient_bits must lie in 2..8, got 1"),
+        ({"gradient_bits": 1}, "gradient_bits must lie in 2..5, got 1"),
+        ({"gradient_bits": 6}, "gradient_bits must lie in 2..5, got 6"),
         ({"sign_gradient": "tanh"}, "sign_gradient is a setting of one-bit activations"),
     ],
 )

@@ -124,6 +124,7 @@ OTHERS = [
     {"bits": 2, "form": "ternary", "scale": "abs-mean"},
     {"method": "lsq", "bits": 2, "activation_bits": 4, "form": "symmetric"},
     {"method": "parq", "bits": 2, "activation_bits": 4},
+    {"method": "parq", "bits": 4, "activation_bits": 4, "options": {}},
     {"method": "askew", "bits": 3, "activation_bits": 8, "per": "channel"},
 ]
 

@@ -259,3 +259,15 @@ def test_a_teacher_s_teacher_comes_first(tmp_path) -> None:
     assert not image_runs.remade_teachers([third, second, first], [])
     again = image_runs.remade_teachers([third, second, first], [third])
     assert [job.row and job.row.key for job in again] == ["second", "first"]
+
+
+def test_a_table_is_not_made_from_two_data_sets(tmp_path) -> None:
+    def job(data: Path, key: str) -> ImageTraining:
+        row = TableRow("table", key, tmp_path / "results", {"key": key})
+        return small_job(data, tmp_path / "runs", epochs=1, method="full-precision", row=row)
+
+    jobs = [job(pictures(tmp_path / key, train=n), key) for key, n in (("one", 4), ("two", 5))]
+    config = CifarIdeas(tmp_path, out=tmp_path / "results", device="cpu")
+    assert len(image_runs.complete(jobs[:1], config)) == 1
+    with pytest.raises(ValueError, match="table-one-0 and table-two-0 were trained on different images; choose"):
+        image_runs.complete(jobs, config)

@@ -1,7 +1,8 @@
 """How a layer's weights map to level units: w = s q, with s per tensor or per output channel (the first dimension).
 
 none      s = 1 (returned as None)
-abs-mean  s = E|w| / mean|c|: the levels have the mean magnitude of the weights ({-1,+1}: s = E|w|)
+abs-mean  s = E|w| / mean|c|: the levels have the mean magnitude of the weights ({-1,+1}: s = E|w|);
+          for two or three levels: with more of them the outermost falls short of a Gaussian's large weights
 sawb      s = 2 clip / (c_K - c_1) with clip = c1 sqrt(E w^2) - c2 E|w|, the clip of least squared error
 """
 

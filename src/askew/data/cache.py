@@ -8,6 +8,7 @@ source, its length or its checksums is decoded again.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -62,20 +63,27 @@ def cached(
     """The set from its cache file, or from `draft`, decoded and stored.
 
     `source` is the fingerprint of the files it is made from. The cache lies in `cache`; without it in
-    folder/.askew-cache, or in the user's cache folder where that cannot be written. The header, the fingerprint and the
-    length are always checked, the checksum of the data when `check` is set and after writing. Of several processes
-    that find no cache one decodes and the others wait for it.
+    folder/.askew-cache, or in the user's cache folder where that cannot be written or is full. The header, the
+    fingerprint and the length are always checked, the checksum of the data when `check` is set and after writing. Of
+    several processes that find no cache one decodes and the others wait for it.
     """
     places = [cache] if cache else [folder / ".askew-cache", user_cache(folder)]
     for place in places:
         if (found := _load(place / f"{name}.images", source, check)) is not None:
             return found
-    path = writable(places) / f"{name}.images"
-    with _one_writer(path):
-        if (found := _load(path, source, check)) is None:
-            write_cache(path, name, source, draft())
-            found = read_cache(path, source, check=True)
-    return found
+    while True:
+        place = writable(places)
+        path, places = place / f"{name}.images", places[places.index(place) + 1 :]
+        try:
+            with _one_writer(path):
+                if (found := _load(path, source, check)) is None:
+                    write_cache(path, name, source, draft())
+                    found = read_cache(path, source, check=True)
+            return found
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not places:
+                raise
+            log.warning("%s: %s; trying %s", path, error.strerror, places[0])
 
 
 def user_cache(folder: Path) -> Path:

@@ -93,8 +93,10 @@ class Parq(Method):
     def final(self, w: Tensor, site: Site) -> Tensor:
         if self.levels == "fixed":
             return snap(w, site.levels, site.scale)
-        table = torch.stack(least_squares_levels(w.detach(), _lsbq_bits(site)))
-        return table[torch.bucketize(w.contiguous(), (table[:-1] + table[1:]) / 2, right=True)]
+        bits = _lsbq_bits(site)
+        table = torch.stack(least_squares_levels(w.detach(), bits))
+        trained = least_squares_nearest(w.detach(), bits)  # up to rounding one of the table, not always w's nearest
+        return table[torch.bucketize(trained.contiguous(), (table[:-1] + table[1:]) / 2, right=True)]
 
     def _window(self, clock: Clock) -> tuple[float, float]:
         """Start and end of annealing in steps."""

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from askew.core.levels import compute_dtype
 
+LEAST, MOST = 2, 5  # bits of a gradient: 2^(2^(b-1) - 2) is the ratio of its largest to its smallest size
+
 
 def logarithmic(g: Tensor, bits: int = 4) -> Tensor:
     """g on the levels 0, +-a, +-2a, +-4a, ..., +-2^(n-1) a with n = 2^(b-1) - 1 and 2^(n-1) a = max|g|; mean g.
@@ -37,7 +39,7 @@ class _Logarithmic(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, bits: int) -> Tensor:
-        return x.view_as(x)
+        return x.clone()  # a view of x would forbid an in-place ReLU behind it
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -56,8 +58,8 @@ class QuantizedGradient(nn.Module):
 
     def __init__(self, bits: int = 4) -> None:
         super().__init__()
-        if isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= 5:
-            raise ValueError(f"QuantizedGradient(bits) must be a whole number from 2 to 5, got {bits!r}")
+        if isinstance(bits, bool) or not isinstance(bits, int) or not LEAST <= bits <= MOST:
+            raise ValueError(f"QuantizedGradient(bits) must be a whole number from {LEAST} to {MOST}, got {bits!r}")
         self.bits = bits
 
     def forward(self, x: Tensor) -> Tensor:

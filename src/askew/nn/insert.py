@@ -31,7 +31,7 @@ def quantize_activations(
     gradient: SignGradient = "tanh",
     norm: Norm = True,
 ) -> M:
-    """Give the model activations of `bits` bits, in place; returns it. Names of its weights stay as they are.
+    """Give the model activations of `bits` bits, in place; returns it. Names of its layers' weights stay.
 
     at="inputs"       every conv and linear layer rounds what it multiplies (`layer.input_quantizer`); signed where
                       negative numbers arrive. Residual sums between the layers stay in full precision
@@ -47,8 +47,10 @@ def quantize_activations(
                       linear layer before it; a NormWarning names the signs for which that layer cannot be told.
                       False: signs alone
 
-    Layers that are called as functions (torch.nn.functional, the inside of MultiheadAttention) are not seen. Put the
-    model in training mode and show it batches before it is evaluated: the scales are measured there.
+    Layers and activations that are called as functions (torch.nn.functional, the inside of MultiheadAttention) are not
+    seen, and at="activations" leaves a layer as it is that no activation module stands before (behind a norm alone, in
+    the projections of MobileNetV2): it goes on multiplying real numbers. Put the model in training mode and show it
+    batches before it is evaluated: the scales are measured there.
     """
     check_bits(bits)
     if at not in (None, "inputs", "activations"):
@@ -167,3 +169,7 @@ def _replace(model: nn.Module, name: str, old: nn.Module, new: nn.Module) -> Non
         for child, module in list(parent._modules.items()):  # named_children shows a module only once
             if module is old:
                 setattr(parent, child, new)
+                if isinstance(parent, nn.TransformerEncoderLayer):
+                    parent.activation_relu_or_gelu = (
+                        0  # else its fast path goes on with the activation it was made with
+                    )

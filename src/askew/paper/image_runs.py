@@ -200,7 +200,23 @@ def complete(jobs: Sequence[ImageTraining], config: ImageRuns, on_status: OnJob 
         for job, record in zip(some, made, strict=True):
             assert job.row is not None
             record.save(writable_folder(job.row.folder))
-    return [record for job in jobs if (record := finished(job)) is not None]
+    records = [record for job in jobs if (record := finished(job)) is not None]
+    check_same_images(records, config.out)
+    return records
+
+
+def check_same_images(records: Sequence[Record], folder: Path) -> None:
+    """ValueError if records that should share their images do not, as far as they say which they had."""
+    seen: dict[tuple[Any, ...], tuple[str, str]] = {}
+    for record in records:
+        said = record.config
+        if digest := said.get("data_digest"):
+            first = seen.setdefault((said.get("images"), said.get("holdout")), (digest, record.name))
+            if first[0] != digest:
+                raise ValueError(
+                    f"{folder}: {first[1]} and {record.name} were trained on different images; "
+                    "choose another --out for one of the data sets, or remove the records of the other"
+                )
 
 
 def generations(jobs: Sequence[ImageTraining]) -> Iterator[list[ImageTraining]]:

@@ -16,7 +16,15 @@ from askew.train.config import WATCHED as WATCHED
 from askew.train.grid_job import Failure, OnJob, Train
 from askew.train.grid_local import Local, local_devices
 from askew.train.grid_ray import RayCluster
-from askew.train.images import ImageTraining, digests, record_folder, titles, train_images
+from askew.train.images import (
+    ImageTraining,
+    digest_of,
+    digests,
+    load_images,
+    record_folder,
+    titles,
+    train_images,
+)
 from askew.train.record import Record, load
 
 EngineName = Literal["local", "ray"]
@@ -142,7 +150,16 @@ def completed(job: ImageTraining) -> Record | None:
         return None
     record = finished(job)
     same = record is not None and all(record.config.get(name) == value for name, value in digests(job).items())
-    return record if same else None  # with another teacher of the same name: the checkpoint will say so
+    same = same and same_images(job, record)
+    return record if same else None  # with another teacher of the same name, or other images: the checkpoint says so
+
+
+def same_images(job: ImageTraining, record: Record | None) -> bool:
+    """Whether the job would train on the images of the record, as far as can be told without decoding ImageNet."""
+    known = record and record.config.get("data_digest")
+    if not known or job.dataset == "imagenet" or not job.data.exists():
+        return True
+    return digest_of(*load_images(job)) == known
 
 
 def _known(job: ImageTraining, record: Record | Failure | None) -> Status:

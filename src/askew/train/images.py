@@ -97,11 +97,16 @@ def load_sources(config: ImageTraining, device: torch.device, world: World, shel
     return _loaded(train, test, splits.train.name, *splits)
 
 
+def digest_of(*parts: ImageSet | ImageNet) -> str:
+    """Tells the images of a run from others."""
+    return "-".join(part.digest for part in parts)
+
+
 def _loaded(train: Source, test: Source, name: str, *parts: ImageSet | ImageNet) -> Loaded:
     """A run goes on only with the images it began with: their digest is among its settings."""
     about = {"train_set": name, "classes": len(parts[0].classes)}
     about |= {"train_images": train.images, "test_images": test.images}
-    return Loaded(train, test, about | {"data_digest": "-".join(part.digest for part in parts)})
+    return Loaded(train, test, about | {"data_digest": digest_of(*parts)})
 
 
 def build_model(config: ImageTraining, classes: int) -> nn.Module:

@@ -14,6 +14,7 @@ from askew.methods.base import Method
 from askew.methods.lsq import Lsq
 from askew.methods.parq import Parq
 from askew.nn import Sign, quantize_activations, quantize_gradients
+from askew.nn.gradients import LEAST, MOST
 from askew.nn.kinds import LAYERS
 from askew.nn.straight_through import SignGradient
 
@@ -38,8 +39,8 @@ def check(config: ImageTraining) -> None:
         value = getattr(config, name)
         if value is not None and not 1 <= value <= 8:
             raise ValueError(f"{name} must lie in 1..8, got {value}")
-    if config.gradient_bits is not None and not 2 <= config.gradient_bits <= 8:
-        raise ValueError(f"gradient_bits must lie in 2..8, got {config.gradient_bits}")
+    if config.gradient_bits is not None and not LEAST <= config.gradient_bits <= MOST:
+        raise ValueError(f"gradient_bits must lie in {LEAST}..{MOST}, got {config.gradient_bits}")
     for name, kinds in CHOICES.items():
         if getattr(config, name) not in (None, *kinds):
             raise ValueError(f"{name} must be one of {', '.join(kinds)}, got {getattr(config, name)!r}")

@@ -78,7 +78,7 @@ def settings_of(record: Record, data: Path | None) -> ImageTraining:
     if record.config["dataset"] == "imagenet":
         kept["workers"] = min(8, os.cpu_count() or 1)
     net = "width" if record.config.get("model") == "vgg-small" else "stem"
-    options = record.config.get("options") or None
+    options = record.config.get("options")  # none at all ({}) are others than those of `askew train` (None)
     return ImageTraining(
         data or Path(),
         dataset=record.config["dataset"],

@@ -42,7 +42,9 @@ def test_report_on_a_folder_without_records(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_flag_with_three_values_is_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(cli, "train", lambda config, console: asked.append((config.affine, config.static)))
-    for words in ([], ["--affine"], ["--no-affine", "--static"], ["--affine", "False", "--static", "None"]):
+    monkeypatch.setattr(
+        cli, "train", lambda config, console: asked.append((config.affine, config.static, config.compiled))
+    )
+    for words in ([], ["--affine"], ["--no-affine", "--static"], ["--affine", "False", "--no-compiled"]):
         cli.main(["train", "--data", "x", *words, "cifar10", "--device", "cpu"])
-    assert asked == [(None, None), (True, None), (False, True), (False, None)]
+    assert asked == [(None, None, None), (True, None, None), (False, True, None), (False, None, False)]

@@ -62,7 +62,7 @@ Command = (
 )
 
 
-THREE_VALUED = ("affine", "static")  # yes, no, or as the other settings ask for
+THREE_VALUED = ("affine", "static", "compiled")  # yes, no, or as the other settings ask for
 
 
 def main(arguments: list[str] | None = None) -> None:

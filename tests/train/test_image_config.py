@@ -13,6 +13,7 @@ import pytest
 from askew.core import Exponential, LevelFirst
 from askew.data.images import ImageSet
 from askew.methods.registry import METHODS
+from askew.train import image_config
 from askew.train.image_config import ImageTraining, TableRow
 from askew.train.images import build_model, build_optimizer, held_out
 from askew.train.recipes import RECIPES
@@ -163,3 +164,17 @@ def test_signs_come_with_thresholds_of_their_own_unless_told_otherwise() -> None
 
     assert norms(activation_bits=1) == norms(activation_bits=1, affine=True) == (True, True, 0.3)
     assert norms(activation_bits=1, affine=False) == norms(activation_bits=4) == norms() == (False, None, None)
+
+
+def test_when_a_run_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured graph is compiled anyway; beside it: where there can be none, unless steps op by op are asked for."""
+    cases = {"cifar10": (False, False, True), "imagenet": (True, False, True)}
+    for dataset, expected in cases.items():
+        job = ImageTraining(Path(), dataset, device="cuda")
+        assert tuple(
+            replace(job, **s).compiles for s in ({}, {"static": False}, {"static": False, "compiled": True})
+        ) == (expected)
+        assert not replace(job, compiled=False).compiles and not replace(job, device="cpu").compiles
+        assert replace(job, device="cpu", compiled=True).compiles
+    monkeypatch.setattr(image_config, "launched", lambda: True)
+    assert not ImageTraining(Path(), "imagenet", device="cuda").compiles

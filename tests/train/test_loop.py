@@ -90,6 +90,19 @@ def test_global_random_state_does_not_matter_nor_change():
     assert timeless(first) == timeless(trained()[2])
 
 
+def test_compiled_steps_are_the_same_up_to_rounding(monkeypatch: pytest.MonkeyPatch):
+    """The net by torch.compile, the method's mathematics too; the scores are made op by op."""
+    used = []
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: used.append(f) or compiler(f, backend="aot_eager"))
+    _, _, plain_record = trained()
+    assert not used
+    _, _, record = trained(replace(CONFIG, compiled=True))
+    assert used and record.config["compiled"] is True
+    found, expected = (r.metrics["epoch_loss"]["value"] for r in (record, plain_record))
+    assert found == pytest.approx(expected, rel=1e-4) and len(found) == 3
+
+
 def test_batches_cover_the_data_once_a_pass_in_seeded_order():
     x = torch.arange(70.0)[:, None]
     y = torch.arange(70)

@@ -12,7 +12,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from askew.core import Annealing
 
 Schedule = Literal["constant", "cosine", "steps"]
-MACHINE = {"device", "bf16", "static"}  # settings that follow the machine: a record made on another one will do
+MACHINE = {
+    "device",
+    "bf16",
+    "static",
+    "compiled",
+}  # settings that follow the machine: a record made on another one will do
 WATCHED = {"histogram_epochs", "score_every", "log_every", "brief"}  # .. that change only what is written of a run
 
 
@@ -54,6 +59,8 @@ class TrainConfig:
     """Forward and backward pass in bfloat16 autocast."""
     static: bool = False
     """Take steps from buffers on the device, on a GPU compiled and replayed as one CUDA graph (stepper.py)."""
+    compiled: bool = False
+    """Compile the net and the method's mathematics where steps are not static."""
     batchnorm_images: int | None = None
     """Training images, of all classes alike, on which BatchNorm is re-estimated before a scoring (all if not given)."""
     log_every: int = 1

@@ -156,6 +156,9 @@ class ImageTraining:
     """Refuse a data set that lacks its official number of classes or images."""
     static: bool | None = None
     """Steps compiled and replayed as a CUDA graph (--static, --no-static); if not given: on a GPU, in one process."""
+    compiled: bool | None = None
+    """Net and method compiled where steps are not static (--compiled, --no-compiled); if not given: on a GPU, in one
+    process, unless --no-static asks for steps op by op."""
     tensorboard: bool = False
     """Write curves and histograms for TensorBoard to the run's folder as well."""
     device: str = "auto"
@@ -295,6 +298,7 @@ class ImageTraining:
             batchnorm_images=20000,
             bf16=self.where.type == "cuda",
             static=self.takes_static_steps,
+            compiled=self.compiles,
             log_every=self.defaults.log_every,
             brief=True,
         )
@@ -304,6 +308,12 @@ class ImageTraining:
         if self.static is not None:
             return self.static
         return self.where.type == "cuda" and self.dataset != "imagenet" and not launched()
+
+    @property
+    def compiles(self) -> bool:
+        if self.takes_static_steps or self.compiled is not None:
+            return bool(self.compiled) and not self.takes_static_steps
+        return self.where.type == "cuda" and self.static is None and not launched()
 
     @property
     def where(self) -> torch.device:

@@ -128,7 +128,7 @@ class _Run:
         # forward is the model, or the model within DDP: what a training step calls
         pause = keeper.every_steps if keeper else None
         parts = loss_of(forward, objective), optimizer, scheduler, train, config.bf16
-        self.stepper: Stepper = Static(*parts, pause) if config.static else Eager(*parts)
+        self.stepper: Stepper = Static(*parts, pause) if config.static else Eager(*parts, config.compiled)
         self.world = world()
         self.board: Board | None = None
         self.train, self.test = train, test

@@ -1,4 +1,4 @@
-"""How training steps are taken: op by op (Eager), or from fixed buffers, compiled, as a CUDA graph (Static).
+"""How training steps are taken: one by one (Eager), or from fixed buffers, compiled, as a CUDA graph (Static).
 
 Both take the same steps: the same batches, learning rates, schedules and order of operations; what is compiled rounds
 in its own way.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
 import torch
@@ -63,25 +63,40 @@ def loss_of(model: nn.Module, objective: Objective) -> LossOf:
 
 
 class Eager:
-    """One operation after another, on any device, model and source of batches."""
+    """One step after another, on any device, model and source of batches; model and method compiled if asked."""
 
     def __init__(
-        self, loss_of: LossOf, optimizer: MethodOptimizer, scheduler: LRScheduler, train: Source, bf16: bool
+        self,
+        loss_of: LossOf,
+        optimizer: MethodOptimizer,
+        scheduler: LRScheduler,
+        train: Source,
+        bf16: bool,
+        compile: bool = False,
     ) -> None:
-        self.loss_of, self.optimizer, self.scheduler = loss_of, optimizer, scheduler
-        self.train, self.bf16 = train, bf16
+        self.loss_of = torch.compile(loss_of, dynamic=False) if compile else loss_of
+        self.optimizer, self.scheduler = optimizer, scheduler
+        self.train, self.bf16, self.compile = train, bf16, compile
         self.lr = 0.0
 
     def steps(self, epoch: int, first: int) -> Iterator[Tensor]:
         for x, y in self.train.epoch(epoch, first):
-            self.optimizer.zero_grad(set_to_none=True)
-            with autocast(x.device, self.bf16):
-                loss = self.loss_of(x, y)
-            loss.backward()
-            self.lr = float(self.optimizer.param_groups[0]["lr"])
-            self.optimizer.step()
-            self.scheduler.step()
-            yield loss.detach()
+            with ExitStack() as inside:
+                if self.compile:
+                    inside.enter_context(compiled())
+                    inside.enter_context(fastest_convolutions())
+                loss = self._step(x, y)
+            yield loss
+
+    def _step(self, x: Tensor, y: Tensor) -> Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        with autocast(x.device, self.bf16):
+            loss = self.loss_of(x, y)
+        loss.backward()
+        self.lr = float(self.optimizer.param_groups[0]["lr"])
+        self.optimizer.step()
+        self.scheduler.step()
+        return loss.detach()
 
 
 class Static:

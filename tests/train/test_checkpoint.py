@@ -121,7 +121,7 @@ def test_a_write_that_the_system_refuses(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limits[1]))
     try:
-        with pytest.raises(OSError, match=r"could not be written \(File too large\): it was the first"):
+        with pytest.raises(OSError, match=r"could not be written \(File too large\): there is none before it"):
             checkpoint.save(path, model, made, Position(0, 1), Record("x", "m", {}, 0), CONFIG)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -129,6 +129,25 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_the_run_goes_on(
     assert steps[0] == 4 and timeless(resumed) == timeless(whole)
 
 
+def test_a_full_disk_before_the_first_checkpoint_promises_nothing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best net of an epoch is written before the last one: it may be there alone."""
+    job = small_job(data, tmp_path / "full", keep_every=3)
+    room, write = [1], torch.save
+
+    def save(payload: Any, stream: Any) -> None:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        room[0] -= 1
+        write(payload, stream)
+
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(OSError, match="there is none before it to go on from; make room"):
+        train_images(job)
+    assert [path.name for path in (job.out / job.name).iterdir()] == ["best.pt"]
+
+
 def test_a_disk_without_room_for_the_record(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,11 +47,18 @@ class CheckpointError(ValueError):
 
 
 def save(
-    path: Path, model: nn.Module, parts: Mapping[str, Stateful], position: Position, record: Record, config: Any
+    path: Path,
+    model: nn.Module,
+    parts: Mapping[str, Stateful],
+    position: Position,
+    record: Record,
+    config: Any,
+    resumed: Path | None = None,
 ) -> None:
     """Write the state of model, parts (optimizer, scheduler, ..), random generators, position and record to `path`.
 
-    config: plain values that must be the same when the run is resumed.
+    config: plain values that must be the same when the run is resumed. resumed: the file a run goes on from, `path`
+    itself if not given.
     """
     payload = {
         "format": FORMAT,
@@ -62,7 +69,7 @@ def save(
         "position": [position.epoch, position.step],
         "record": json.dumps(plain(asdict(record))),
     }
-    write_file(path, payload)
+    write_file(path, payload, resumed)
 
 
 def load(path: Path, model: nn.Module, parts: Mapping[str, Stateful], config: Any) -> tuple[Position, Record]:
@@ -124,8 +131,8 @@ def origin(path: Path) -> Origin | None:
     return Origin(json.loads(payload["config"]), payload["position"][0])
 
 
-def write_file(path: Path, payload: Mapping[str, Any]) -> None:
-    """torch.save, atomically; OSError in one line if the disk does not take it."""
+def write_file(path: Path, payload: Mapping[str, Any], resumed: Path | None = None) -> None:
+    """torch.save, atomically; OSError in one line if the disk does not take it, saying what there is to go on from."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with replacing(path) as stream:
@@ -134,7 +141,9 @@ def write_file(path: Path, payload: Mapping[str, Any]) -> None:
         reason = refusal(error)
         if reason is None:
             raise
-        before = "the one before it is untouched" if path.exists() else "it was the first"
+        older = resumed or path
+        left = f"the one before it is untouched and the run can go on from {older.name}"
+        before = left if older.exists() else "there is none before it to go on from"
         message = f"checkpoint {path} could not be written ({reason}): {before}; make room and start again"
         raise OSError(message) from error
 

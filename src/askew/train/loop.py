@@ -171,7 +171,8 @@ class _Run:
         self.flush()
         self.show()
         if self.world.first:
-            save(path, self.model, self.parts, self.position, self.record, self.record.config)
+            last = self.keeper.last if self.keeper else None
+            save(path, self.model, self.parts, self.position, self.record, self.record.config, last)
 
     def show(self) -> None:
         """Bring the board up to the record."""

@@ -12,7 +12,7 @@ from askew import cli
 from askew.paper import cifar_w1, cifar_w1_report, image_runs, imagenet_w1, tiny_w1
 from askew.paper.cifar_w1 import EXPERIMENT, CifarW1
 from askew.paper.image_runs import plan
-from askew.paper.images_common import KINDS, words
+from askew.paper.images_common import KINDS, Experiment, words
 from askew.report.readme import block
 from askew.train.grid import record_file
 from askew.train.image_config import ImageTraining
@@ -73,10 +73,11 @@ def test_the_paper_form_and_full_precision_have_the_papers_settings() -> None:
     assert jobs["askew"].padding == 4 and jobs["askew"].defaults.model == "vgg-small"
 
 
-def test_askew_train_has_the_settings_of_the_best_schedule_by_default() -> None:
-    for contender in EXPERIMENT.contenders:
+@pytest.mark.parametrize("experiment", [EXPERIMENT, tiny_w1.EXPERIMENT], ids=lambda found: found.name)
+def test_askew_train_has_the_settings_of_the_best_schedule_by_default(experiment: Experiment) -> None:
+    for contender in experiment.contenders:
         if contender.method != "askew":  # its default is the paper's form at the paper's schedule
-            plain = ImageTraining(Path("data"), method=contender.method, device="cpu")
+            plain = ImageTraining(Path("data"), experiment.base["dataset"], contender.method, device="cpu")
             best = replace(plain, **contender.settings("best"))
             assert best.describe() == plain.describe(), contender.method
 

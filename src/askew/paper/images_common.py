@@ -44,7 +44,7 @@ def unnamed(method: str, schedule: str) -> Settings:
     """Settings a table need not name, which may differ from `askew train`'s: level-first's even pace and its cosine."""
     if method not in USERS["power"]:
         return {}
-    return {"power": 1.0} | ({"min_lr": 0.001, "cosine_end": 0.95} if schedule == "cosine" else {})
+    return {"power": 1.0, "end": 0.97} | ({"min_lr": 0.001, "cosine_end": 0.95} if schedule == "cosine" else {})
 
 
 def origin(method: str, source: Source, kind: Kind) -> Source:

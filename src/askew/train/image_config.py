@@ -239,9 +239,10 @@ class ImageTraining:
 
     @property
     def recipe(self) -> Recipe:
-        """The method's recipe with what was given in its place."""
+        """The method's recipe, on some data sets one for these, with what was given in its place."""
         given = {name: getattr(self, name) for name in RECIPE_FIELDS}
-        return replace(RECIPES.get(self.method, OTHER), **{k: v for k, v in given.items() if v is not None})
+        usual = self.defaults.recipes.get(self.method) or RECIPES.get(self.method, OTHER)
+        return replace(usual, **{k: v for k, v in given.items() if v is not None})
 
     @property
     def defaults(self) -> DataDefaults:

@@ -30,6 +30,13 @@ def test_a_line_is_the_mean_over_seeds_and_marks_stand_at_their_epochs() -> None
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ASkew, as in the paper", "PARQ"]
 
 
+def test_one_epoch_is_a_marker() -> None:
+    """A line of one point would be nothing to see."""
+    for losses, marker in (([4.0], "P"), ([4.0, 3.0], "None")):
+        (axes,) = epoch_curves({"askew": [run("askew", 0, losses)]}, "epoch_loss", "loss").axes
+        assert axes.lines[0].get_marker() == marker
+
+
 def test_the_axis_may_show_the_second_half_only() -> None:
     (axes,) = epoch_curves({"askew": [run("askew", 0, [100, 3, 2, 1])]}, "epoch_loss", "loss", later=True).axes
     assert axes.get_ylim() == pytest.approx((0.8, 3.2))

@@ -87,6 +87,8 @@ def test_an_unwritable_folder_is_named(tmp_path):
     blocker.write_text("in the way")
     with pytest.raises(PermissionError, match=r"file/runs is not writable .*--out"):
         writable_folder(blocker / "runs")
+    with pytest.raises(PermissionError, match=r"file/c is not writable .*choose another with --checkpoints$"):
+        writable_folder(blocker / "c", "--checkpoints")
 
 
 def test_a_writable_folder_is_made(tmp_path):

@@ -195,6 +195,8 @@ def complete(jobs: Sequence[ImageTraining], config: ImageRuns, on_status: OnJob 
     """
     writable_folder(config.out)
     missing = [job for job in jobs if finished(job) is None]
+    if missing:
+        writable_folder(config.checkpoints, "--checkpoints")
     for some in generations([*missing, *remade_teachers(jobs, missing)]):
         made = run_grid(some, engine=config.engine, per_device=config.per_device, on_status=on_status)
         for job, record in zip(some, made, strict=True):

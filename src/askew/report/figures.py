@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from askew.report.runs import Run, by_method, looks, mean_series, summary_values
-from askew.report.style import INK, LIGHT_GROUND, OTHER, RC, look
+from askew.report.style import INK, LIGHT_GROUND, OTHER, RC, Look, look
 
 P = ParamSpec("P")
 FLOOR = 0.01  # per cent: where the histograms' log axis begins
@@ -44,6 +44,12 @@ class Curve:
     high: float | None = None
 
 
+def draw_line(axes: Axes, style: Look, steps: Sequence[float], values: Sequence[float]) -> None:
+    """A method's curve; one point makes no line and gets the method's marker."""
+    alone = style.marker if len(steps) == 1 else None
+    axes.plot(steps, values, color=style.colour, linestyle=style.line, label=style.label, marker=alone)
+
+
 @styled
 def curves(runs: Sequence[Run], curve: Curve, size: tuple[float, float] = (4.6, 3.0)) -> Figure:
     """One line a method: the mean over seeds, with a band from the lowest to the highest."""
@@ -52,8 +58,7 @@ def curves(runs: Sequence[Run], curve: Curve, size: tuple[float, float] = (4.6, 
     for method, own in by_method(runs).items():
         steps, mean, low, high = mean_series(own, curve.metric)
         style = look(method)
-        alone = style.marker if len(steps) == 1 else None  # one point makes no line
-        axes.plot(steps, mean, color=style.colour, linestyle=style.line, label=style.label, marker=alone)
+        draw_line(axes, style, steps, mean)
         if len(own) > 1:
             axes.fill_between(steps, low, high, color=style.colour, alpha=0.18, linewidth=0)
     axes.set(xlabel="epoch", ylabel=curve.label)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
-from askew.report.figures import FLOOR, styled
+from askew.report.figures import FLOOR, draw_line, styled
 from askew.report.runs import Run, mean_series
 from askew.report.style import INK, look
 
@@ -30,7 +30,7 @@ def epoch_curves(
         steps, mean, low, high = mean_series(runs, metric)
         late.append([v for s, v in zip(steps, mean, strict=True) if s >= steps[-1] / 2])
         style = look(method)
-        axes.plot(steps, mean, color=style.colour, linestyle=style.line, label=style.label)
+        draw_line(axes, style, steps, mean)
         axes.fill_between(steps, low, high, color=style.colour, alpha=0.18, linewidth=0)
     for epoch, words in (marks or {}).items():
         axes.axvline(epoch, color=INK, linewidth=0.8, linestyle=":")

@@ -223,8 +223,8 @@ def _train(config: ImageTraining, on_status: OnStatus | None, world: World, shel
     folder, records = config.out / config.name, record_folder(config)
     if not world.first:
         return _train_in(folder, records, config, on_status, world, shelf)
-    for place in {folder, records}:
-        writable_folder(place)
+    writable_folder(records)
+    writable_folder(folder, "--checkpoints" if config.row else "--out")
     with sole_use(folder):
         return _train_in(folder, records, config, on_status, world, shelf)
 

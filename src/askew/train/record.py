@@ -110,15 +110,18 @@ def lists_on_a_line(text: str) -> str:
     return numbers.sub(lambda found: "[" + re.sub(r",\n\s+", ", ", found.group(1)) + "]", text)
 
 
-def writable_folder(folder: Path) -> Path:
-    """The folder, made if need be; PermissionError before a run starts, not after it, if it cannot be written."""
+def writable_folder(folder: Path, option: str = "--out") -> Path:
+    """The folder, made if need be; PermissionError before a run starts, not after it, if it cannot be written.
+
+    option: what it was given by.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise PermissionError(
-            f"record folder {folder} is not writable ({error.strerror or error}): choose another with --out"
+            f"folder {folder} is not writable ({error.strerror or error}): choose another with {option}"
         ) from error
     return folder
 

@@ -171,9 +171,8 @@ def test_when_a_run_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = {"cifar10": (False, False, True), "imagenet": (True, False, True)}
     for dataset, expected in cases.items():
         job = ImageTraining(Path(), dataset, device="cuda")
-        assert tuple(
-            replace(job, **s).compiles for s in ({}, {"static": False}, {"static": False, "compiled": True})
-        ) == (expected)
+        asked: list[dict[str, Any]] = [{}, {"static": False}, {"static": False, "compiled": True}]
+        assert tuple(replace(job, **settings).compiles for settings in asked) == expected
         assert not replace(job, compiled=False).compiles and not replace(job, device="cpu").compiles
         assert replace(job, device="cpu", compiled=True).compiles
     monkeypatch.setattr(image_config, "launched", lambda: True)

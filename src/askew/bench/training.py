@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from askew.bench import machine
 from askew.bench.compare import compared, settings
-from askew.bench.training_run import CASES, Run, start
+from askew.bench.training_run import CASES, CaseName, Run, start
 from askew.optim import MethodOptimizer, diagnose
 from askew.report.style import look
 from askew.train.image_config import ImageTraining
@@ -25,7 +25,6 @@ from askew.train.record import Record, writable_folder
 
 EXPERIMENT = "bench-train"
 REFERENCE = "full-precision"
-CaseName = Literal["vgg-small", "vgg-small-signs", "resnet18-tiny", "resnet18-tiny-4", "resnet18-small"]
 ONE_BIT = ("binaryconnect", "md-tanh", "proxquant", "projected", "adaste", "parq", "askew", "askew-level-first")
 LOOKS = 7  # diagnoses that are timed
 
@@ -67,7 +66,7 @@ def run(config: TrainBench, progress: Callable[[str], None] = lambda what: None)
     return records
 
 
-def measure(name: str, config: TrainBench, progress: Callable[[str], None]) -> Record:
+def measure(name: CaseName, config: TrainBench, progress: Callable[[str], None]) -> Record:
     """All methods on one case: memory as each is made, times in rounds of changing order, then diagnoses."""
     case = CASES[name]
     methods = [REFERENCE, *(m for m in config.methods if m != REFERENCE)]
@@ -99,7 +98,7 @@ def measure(name: str, config: TrainBench, progress: Callable[[str], None]) -> R
     return Record(EXPERIMENT, f"{name}-{device.type}", about, 0, summary=facts, extra={"seconds": times})
 
 
-def _prepare(name: str, job: ImageTraining, config: TrainBench) -> tuple[Run, dict[str, Any]]:
+def _prepare(name: CaseName, job: ImageTraining, config: TrainBench) -> tuple[Run, dict[str, Any]]:
     """The run after two rounds, how long the first took (on a CPU: watched by the profiler), and the run's memory."""
     made: list[Run] = []
     first = 0.0

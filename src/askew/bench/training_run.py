@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ from askew.train.teacher import labelled
 
 EPOCHS, UNDER_WAY = 1000, 700  # of an imagined run: the measured steps come when level-first has captured a part
 MANY = 100_000
+
+CaseName = Literal["vgg-small", "vgg-small-signs", "resnet18-tiny", "resnet18-tiny-4", "resnet18-small"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Case:
         )
 
 
-CASES = {
+CASES: dict[CaseName, Case] = {
     "vgg-small": Case("VGG-small, CIFAR-10", "cifar10", None, 32, 10, 50_000),
     "vgg-small-signs": Case("VGG-small with signs, CIFAR-10", "cifar10", None, 32, 10, 50_000, 1),
     "resnet18-tiny": Case("ResNet-18 (7x7 stem), TinyImageNet", "tiny-imagenet", "tiny", 64, 200, 100_000),

@@ -169,7 +169,5 @@ def _replace(model: nn.Module, name: str, old: nn.Module, new: nn.Module) -> Non
         for child, module in list(parent._modules.items()):  # named_children shows a module only once
             if module is old:
                 setattr(parent, child, new)
-                if isinstance(parent, nn.TransformerEncoderLayer):
-                    parent.activation_relu_or_gelu = (
-                        0  # else its fast path goes on with the activation it was made with
-                    )
+                if isinstance(parent, nn.TransformerEncoderLayer):  # its fast path remembers what it was made with
+                    parent.activation_relu_or_gelu = 0

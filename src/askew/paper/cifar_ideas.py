@@ -137,6 +137,7 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         _long("rounded-two", "the same, square of time", {**ROUND_COLD, "lr": 0.06, "power": 2.0}, ROUNDED),
         _long("rounded-03", "the same, linear, lr .03 to 0", ROUND_COLD, ROUNDED),
         _long("binaryconnect", "BinaryConnect", {**BC, **COLD}, STRAIGHT),
+        _long("parq", "PARQ, lr .06, annealed until 90%", LONGER, "parq"),
         _long("full", "full precision, lr .03", {"lr": 0.03}, "full-precision"),
     ),
     "With affine BatchNorm and a teacher (90% of the loss), over the epochs of the tables": (
@@ -156,7 +157,7 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
             ROUNDED,
             "long-rounded-03",
         ),
-        _long_taught("parq", "PARQ, lr .06, annealed until 90%", {**LONGER, "affine": True}, "parq", "long-full"),
+        _long_taught("parq", "PARQ, lr .06, annealed until 90%", {**LONGER, "affine": True}, "parq", "long-parq"),
         _long_taught(
             "mean-rounded",
             "level-first, computing with the nearest levels, the same and from the mean",

@@ -12,12 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from askew.core import Annealing
 
 Schedule = Literal["constant", "cosine", "steps"]
-MACHINE = {
-    "device",
-    "bf16",
-    "static",
-    "compiled",
-}  # settings that follow the machine: a record made on another one will do
+# Settings that follow the machine: a record made on another one will do.
+MACHINE = {"device", "bf16", "static", "compiled"}
 WATCHED = {"histogram_epochs", "score_every", "log_every", "brief"}  # .. that change only what is written of a run
 
 

@@ -157,8 +157,7 @@ class ImageTraining:
     static: bool | None = None
     """Steps compiled and replayed as a CUDA graph (--static, --no-static); if not given: on a GPU, in one process."""
     compiled: bool | None = None
-    """Net and method compiled where steps are not static (--compiled, --no-compiled); if not given: on a GPU, in one
-    process, unless --no-static asks for steps op by op."""
+    """Net and method compiled where no graph can be (--compiled, --no-compiled); if not given: as with --static."""
     tensorboard: bool = False
     """Write curves and histograms for TensorBoard to the run's folder as well."""
     device: str = "auto"

@@ -23,8 +23,8 @@ PLAIN = ImageTraining(Path("data"), device="cpu")
 
 def test_the_simple_command_trains_level_first_by_its_recipe():
     settings = PLAIN.settings()
-    assert settings.annealing == LevelFirst(start=0.5, power=0.5) and settings.alpha == 0.05
-    assert (settings.lr, settings.min_lr, settings.cosine_end, settings.schedule) == (0.03, 0.001, 0.95, "cosine")
+    assert settings.annealing == LevelFirst(start=0.5, end=0.85, power=0.5) and settings.alpha == 0.05
+    assert (settings.lr, settings.min_lr, settings.cosine_end, settings.schedule) == (0.03, 0.0, 1.0, "cosine")
     assert (settings.epochs, settings.batch_size, PLAIN.padding) == (100, 100, 4)
 
 

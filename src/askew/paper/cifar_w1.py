@@ -131,7 +131,7 @@ LEVEL_FIRST = Contender(
             {"lr": 0.03, "alpha": 0.05, "start": 0.5, **EARLY},
             {"lr": 0.03, "alpha": 0.05, "start": 0.5, **EARLY, "power": 0.35},
         ),
-        chosen=6,
+        chosen=11,
     ),
 )
 ROUNDED = Contender(

@@ -45,6 +45,8 @@ SEARCHES = {  # TinyImageNet's own, for the methods that it is run with more tha
             {"lr": 0.015, "alpha": 0.05, "start": 0.5, "power": 0.5},
             {"lr": 0.03, "alpha": 0.05, "start": 0.5, "power": 0.5},
             {"lr": 0.03, "alpha": 0.05, "start": 0.5, **EARLY},
+            {"lr": 0.06, "alpha": 0.05, "start": 0.5, **EARLY},
+            {"lr": 0.03, "alpha": 0.05, "start": 0.3, **EARLY},
         ),
         chosen=2,
     ),

@@ -49,8 +49,7 @@ class Recipe:
 
 # As at the best schedule of `askew paper cifar-w1` (a test keeps them equal); the paper's form as in the paper.
 EVEN = Recipe(lr=0.03, min_lr=0.001, cosine_end=0.95, alpha=0.05)
-LEVEL_FIRST = replace(EVEN, power=0.5)
-SOONER = replace(LEVEL_FIRST, end=0.85, min_lr=0.0, cosine_end=1.0)  # as at the best schedule of tiny-w1
+LEVEL_FIRST = replace(EVEN, power=0.5, end=0.85, min_lr=0.0, cosine_end=1.0)
 RECIPES: dict[str, Recipe] = {
     "full-precision": Recipe(lr=0.03),
     "binaryconnect": Recipe(lr=0.03),
@@ -95,7 +94,7 @@ class DataDefaults:
 
 DATASETS: dict[str, DataDefaults] = {
     "cifar10": DataDefaults("vgg-small", batch=100, pad=4, log_every=250),
-    "tiny-imagenet": DataDefaults("resnet18", batch=100, pad=0, log_every=500, stem="tiny", recipes={CAPTURE: SOONER}),
+    "tiny-imagenet": DataDefaults("resnet18", batch=100, pad=0, log_every=500, stem="tiny"),
     "imagenet": DataDefaults("resnet18", batch=512, pad=0, log_every=1250, stem="imagenet"),
 }
 WIDTH = 128  # of VGG-small's first layer

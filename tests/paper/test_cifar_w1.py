@@ -13,6 +13,7 @@ from askew.paper import cifar_w1, cifar_w1_report, image_runs, imagenet_w1, tiny
 from askew.paper.cifar_w1 import EXPERIMENT, CifarW1
 from askew.paper.image_runs import plan
 from askew.paper.images_common import KINDS, Experiment, words
+from askew.paper.images_rows import rows_of
 from askew.report.readme import block
 from askew.train.grid import record_file
 from askew.train.image_config import ImageTraining
@@ -103,8 +104,23 @@ def test_table_from_records(config: CifarW1, monkeypatch: pytest.MonkeyPatch) ->
     assert rows["ASkew, as in the paper"][0] == "88.98±0.35"
     best = shown.verdicts[1]
     assert "0.10 points below full precision (the paper's gap: 0.48)" in best
-    assert "ahead of every other method, the nearest being BinaryConnect, by 0.40 points (1 of 7 others run)" in best
+    by = "0.40 points (standard error 0.14); 1 of 7 others run"
+    assert f"ahead of every other method, the nearest being BinaryConnect, by {by}" in best
     assert set(shown.figures) == {"losses-paper", "losses-best", "accuracy-paper", "accuracy-best", "histograms"}
+
+
+def test_a_record_that_does_not_name_its_images_stands_beside_one_that_does(
+    config: CifarW1, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(monkeypatch, full_precision=90.0)
+    cifar_w1.run(replace(config, schedules="best", methods=("full-precision",)))
+    older, newer = load_all(config.out)
+    newer.config["data_digest"] = "a"
+    rows = rows_of(EXPERIMENT, [older, newer])
+    assert len(rows["full-precision", "best"]) == 2
+    older.config["data_digest"] = "b"
+    with pytest.raises(ValueError, match="different settings"):
+        rows_of(EXPERIMENT, [older, newer])
 
 
 def test_a_defeat_is_called_one(config: CifarW1, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +138,8 @@ def test_the_higher_of_our_forms_is_compared_and_said_to_be_picked(
     cifar_w1.run(replace(config, schedules="best", methods=methods))
     (verdict,) = cifar_w1_report.present(load_all(config.out)).verdicts
     assert "ASkew, level-first, rounded (the higher of 2 forms of level-first) scores 89.70%" in verdict
-    assert "ahead of every other method, the nearest being PARQ, by 0.10 points (1 of 7 others run)" in verdict
+    by = "0.10 points (standard error 0.14: chance may explain it); 1 of 7 others run"
+    assert f"ahead of every other method, the nearest being PARQ, by {by}" in verdict
 
 
 def test_a_half_filled_table_is_filled_and_nothing_is_run_twice(

@@ -41,7 +41,7 @@ def test_the_best_of_the_search_is_simply_chosen() -> None:
 def test_a_setting_in_use_that_lost_the_search_is_named() -> None:
     how = chosen_how([candidate(0)], FOUND, "by hand")
     assert how.endswith("not the best found there: LUQ (50.00 against 60.00); settings tried: LUQ 2")
-    assert "LUQ (the one in use was not tried)" in chosen_how([candidate(0)], FOUND[1:], "by hand")
+    assert "LUQ (the one in use: not tried)" in chosen_how([candidate(0)], FOUND[1:], "by hand")
 
 
 def test_methods_without_a_search_are_named() -> None:

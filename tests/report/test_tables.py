@@ -8,7 +8,7 @@ import pytest
 from report_records import run, three_methods
 from rich.console import Console
 
-from askew.report.runs import by_method, mean_series, stat, summary_values
+from askew.report.runs import Stat, apart, by_method, mean_series, stat, summary_values
 from askew.report.tables import Column, Grid, comparison, diagnosis, overview
 
 ACCURACY = Column("accuracy", "accuracy (%)", 2)
@@ -149,3 +149,9 @@ def test_a_table_that_just_fits_is_not_cut() -> None:
     assert len(grid.pieces(console.width)) == 1 and len(grid.pieces(console.width - 1)) == 2
     console.print(grid.fitted(console.width))
     assert "2" * 5 in console.file.getvalue() and "1" * 5 in console.file.getvalue()
+
+
+def test_how_far_two_means_lie_apart_and_how_far_to_trust_it():
+    assert apart(Stat(89.5, 0.3, 4), Stat(89.0, 0.4, 4)) == "0.50 points (standard error 0.25)"
+    assert apart(Stat(89.0, 0.3, 4), Stat(89.4, 0.4, 4)) == "0.40 points (standard error 0.25: chance may explain it)"
+    assert apart(Stat(89.5, None, 1), Stat(89.0, 0.4, 4)) == "0.50 points (one seed)"

@@ -30,10 +30,14 @@ MISSING = "not run"
 
 @dataclass(frozen=True)
 class Search:
-    """Settings tried at the best schedule, on held-out training images, and the place of the chosen one."""
+    """Settings tried at the best schedule, on held-out training images, and the place of the chosen one.
+
+    elsewhere: where that one was chosen, if not by this search.
+    """
 
     tried: tuple[Settings, ...]
     chosen: int = 0
+    elsewhere: str = "not tried"
 
     @property
     def winner(self) -> Settings:

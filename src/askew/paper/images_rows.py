@@ -37,7 +37,8 @@ def gathered(table: str, key: str, settings: Mapping[Place, Settings], records: 
 def check(records: Sequence[Record], settings: Settings) -> None:
     """ValueError if the records of a row were not made with these settings, or differ in others.
 
-    A setting that is None and one that a record does not have, since it is older than the setting, are the same.
+    A setting that is None and one that a record does not have, since it is older than the setting, are the same; a
+    record older than `data_digest` may have been made with any images.
     """
     for record in records:
         known = {**(record.config["annealing"] or {}), **record.config["options"], **record.config}
@@ -47,8 +48,10 @@ def check(records: Sequence[Record], settings: Settings) -> None:
                 f"record {record.name} has {other[0]} {known.get(other[0])!r}, its row now has "
                 f"{flat(settings)[other[0]]!r}: run it again (remove the record first)"
             )
-    apart = {"seed"} | MACHINE | WATCHED
-    if len(unique({k: v for k, v in r.config.items() if k not in apart and v is not None} for r in records)) > 1:
+    apart = {"seed", "data_digest"} | MACHINE | WATCHED
+    settings_seen = unique({k: v for k, v in r.config.items() if k not in apart and v is not None} for r in records)
+    images_seen = unique(digest for r in records if (digest := r.config.get("data_digest")))
+    if max(len(settings_seen), len(images_seen)) > 1:
         raise ValueError(f"records of {records[0].method} have different settings; keep one kind and remove the others")
 
 

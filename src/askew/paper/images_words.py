@@ -7,7 +7,7 @@ from typing import Any
 
 from askew.paper.images_common import OURS, Experiment, Kind
 from askew.paper.images_rows import Rows, gap, score_of
-from askew.report.runs import unique
+from askew.report.runs import apart, unique
 from askew.report.style import look
 from askew.train.record import Record
 
@@ -81,13 +81,13 @@ def _verdict(experiment: Experiment, rows: Rows, kind: Kind, name: str) -> list[
     picked = f" (the higher of {len(forms)} forms of level-first)" if len(forms) > 1 else ""
     text = f"At {name} {look(method).label}{picked} scores {ours.mean:.2f}%, {place}{_paper_gap(experiment)}."
     rivals = [m for m in methods if m != FULL and not m.startswith(OURS)]
-    ahead = {m: ours.mean - s.mean for m in rivals if (s := score_of(rows, m, kind))}
-    if not ahead:
+    scores = {m: s for m in rivals if (s := score_of(rows, m, kind))}
+    if not scores:
         return [text]
-    nearest = min(ahead, key=lambda m: ahead[m])
-    who, by = look(nearest).label, ahead[nearest]
-    verb = f"ahead of every other method, the nearest being {who}, by" if by > 0 else f"NOT ahead of {who}, by"
-    return [f"{text} It is {verb} {abs(by):.2f} points ({len(ahead)} of {len(rivals)} others run)."]
+    nearest = max(scores, key=lambda m: scores[m].mean)
+    who, best = look(nearest).label, scores[nearest]
+    verb = f"ahead of every other method, the nearest being {who}" if ours.mean > best.mean else f"NOT ahead of {who}"
+    return [f"{text} It is {verb}, by {apart(ours, best)}; {len(scores)} of {len(rivals)} others run."]
 
 
 def _paper_gap(experiment: Experiment) -> str:

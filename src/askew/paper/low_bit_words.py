@@ -9,7 +9,7 @@ from askew.paper.images_rows import Place, gathered
 from askew.paper.images_rows import Rows as Runs
 from askew.paper.images_words import data_words, net_words
 from askew.paper.low_bit import FULL, LowBit
-from askew.report.runs import Stat, stat, summary_values, unique
+from askew.report.runs import Stat, apart, stat, summary_values, unique
 from askew.train.record import Record
 
 
@@ -85,19 +85,19 @@ def verdicts(table: LowBit, runs: Runs) -> list[str]:
 
 def _verdict(table: LowBit, runs: Runs, widths: str, taught: bool) -> list[str]:
     here = [row for row in table.rows if row.widths == widths and (row.taught is not None) == taught]
-    ours = [(own.mean, row.key, row.label) for row in here if row.ours and (own := score(runs, row.key, "best"))]
+    ours = [(own, row) for row in here if row.ours and (own := score(runs, row.key, "best"))]
     if not ours:
         return []
-    mean, key, label = max(ours)
-    below = gap(runs, key, "best")
+    top, row = max(ours, key=lambda one: one[0].mean)
+    below = gap(runs, row.key, "best")
     place = "" if below is None else f", {abs(below):.2f} points {'below' if below >= 0 else 'above'} full precision"
     picked = f" (the highest of {len(ours)} forms of level-first here)" if len(ours) > 1 else ""
-    text = f"{label} scores {mean:.2f}%{picked} at its best schedule{place}."
-    found = [(row, score(runs, row.key, kind)) for row in here if not row.ours for kind in KINDS]
-    ahead = [(mean - own.mean, row.label) for row, own in found if own]
-    if ahead:
-        by, nearest = min(ahead)
+    text = f"{row.label} scores {top.mean:.2f}%{picked} at its best schedule{place}."
+    found = [(score(runs, row.key, kind), row.label) for row in here if not row.ours for kind in KINDS]
+    rivals = [(own, label) for own, label in found if own]
+    if rivals:
+        best, nearest = max(rivals, key=lambda one: one[0].mean)
         others = f"every other {'taught ' if taught else ''}method at these widths"
-        verb = f"ahead of {others}, the nearest being" if by > 0 else "NOT ahead of"
-        text += f" It is {verb} {nearest}, by {abs(by):.2f} points."
+        verb = f"ahead of {others}, the nearest being" if top.mean > best.mean else "NOT ahead of"
+        text += f" It is {verb} {nearest}, by {apart(top, best)}."
     return [text]

@@ -44,7 +44,7 @@ class Candidate:
             return ""
         used = self.held_out(self.search.winner, searched)
         if used is None:
-            return f"{self.label} (the one in use was not tried)"
+            return f"{self.label} (the one in use: {self.search.elsewhere})"
         return f"{self.label} ({used.mean:.2f} against {max(scores):.2f})" if used.mean < max(scores) else ""
 
 

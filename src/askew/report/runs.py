@@ -43,6 +43,18 @@ def stat(values: Sequence[float]) -> Stat | None:
     return Stat(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
 
+def apart(a: Stat, b: Stat) -> str:
+    """How far two means lie apart, and how far to trust it: '0.40 points (standard error 0.10)'.
+
+    The standard error of the difference is sqrt(s_a^2 / n_a + s_b^2 / n_b); chance may explain what is below two of it.
+    """
+    by = abs(a.mean - b.mean)
+    if a.std is None or b.std is None:
+        return f"{by:.2f} points (one seed)"
+    error = (a.std**2 / a.n + b.std**2 / b.n) ** 0.5
+    return f"{by:.2f} points (standard error {error:.2f}{': chance may explain it' if by < 2 * error else ''})"
+
+
 def by_method(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """Runs of each method, in the order in which methods first appear."""
     out: dict[str, list[Run]] = {}

@@ -133,7 +133,7 @@ def test_a_hostile_pickle_does_not_execute(tmp_path: Path) -> None:
     place = unpacked(tmp_path, PYTHON)
     (place / "data_batch_3").write_bytes(pickle.dumps({b"data": Hostile(tmp_path / "owned"), b"labels": []}))
     with pytest.raises(DataError, match=r"data_batch_3: not a CIFAR-10 batch .*mkdir"):
-        cifar10(tmp_path, sizes=SIZES)
+        cifar10(tmp_path, sizes=SIZES, verify=False)
     assert not (tmp_path / "owned").exists()
     for name in ("builtins\neval", "os\nsystem", "numpy\nload", "numpy.core.multiarray\nfromfile", "_codecs\ndecode"):
         with pytest.raises(DataError, match="never does"):
@@ -183,10 +183,22 @@ def test_damaged_and_missing_batches_are_named(tmp_path: Path, version: Version)
     bad = place / version.train[1]
     bad.write_bytes(bad.read_bytes()[:-7])
     with pytest.raises(DataError, match=version.train[1]):
-        cifar10(tmp_path, sizes=SIZES)
+        cifar10(tmp_path, sizes=SIZES, verify=False)
     bad.unlink()
     with pytest.raises(FileNotFoundError, match=f"{version.train[1]} missing"):
         cifar10(tmp_path, sizes=SIZES)
+
+
+def test_an_altered_file_of_the_unpacked_version_is_named_by_its_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = unpacked(tmp_path, PYTHON)
+    assert same(cifar10(tmp_path, sizes=SIZES, verify=False).train, slice(0, 20))
+    with pytest.raises(DataError, match=r"data_batch_1: md5 .* the official file's is c99cafc1.* --no-check-data"):
+        cifar10(tmp_path, sizes=SIZES)  # read unchecked before, and cached
+    sums = {name: hashlib.md5((place / name).read_bytes()).hexdigest() for name in PYTHON.train + PYTHON.test}
+    monkeypatch.setattr(module, "PYTHON", PYTHON._replace(sums=sums))
+    assert same(cifar10(tmp_path, sizes=SIZES).train, slice(0, 20))
 
 
 def test_missing_data_and_wrong_counts_are_errors(tmp_path: Path) -> None:

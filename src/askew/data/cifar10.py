@@ -35,7 +35,7 @@ class Batch(NamedTuple):
 
 
 class Version(NamedTuple):
-    """One of the two official versions: its names, checksum and how one of its files is read."""
+    """One of the two official versions: its names and checksums (of the files: as far as known), how a file is read."""
 
     archive: str
     md5: str
@@ -43,6 +43,7 @@ class Version(NamedTuple):
     train: tuple[str, ...]
     test: tuple[str, ...]
     read: Callable[[bytes, str], Batch]
+    sums: Mapping[str, str]
 
 
 def cifar10(
@@ -59,7 +60,7 @@ def cifar10(
     train/CLASS/*.jpg|png with test/CLASS/*, ten classes in the order of their names. The path of an archive will do.
 
     Args:
-        verify: compare an archive's md5 with the official one.
+        verify: compare md5 sums with the official ones: an archive's, or those of the unpacked Python version's files.
         sizes: number of training and test images that must be there; None accepts any.
         cache: where decoded images are kept (see `images.cached`); check: compare the cache's checksum too.
     """
@@ -68,7 +69,7 @@ def cifar10(
         raise FileNotFoundError(f"{folder}: no such folder (CIFAR-10 was looked for)")
     for version in (PYTHON, BINARY):
         if (unpacked := _unpacked(folder, version)) is not None:
-            return _from_files(unpacked, version, sizes, cache, check)
+            return _from_files(unpacked, version, verify, sizes, cache, check)
     for version in (PYTHON, BINARY):
         archive = folder if folder.is_file() and folder.name == version.archive else folder / version.archive
         if archive.is_file():
@@ -88,16 +89,24 @@ def _unpacked(folder: Path, version: Version) -> Path | None:
 
 
 def _from_files(
-    folder: Path, version: Version, sizes: tuple[int, int] | None, cache: Path | None, check: bool
+    folder: Path, version: Version, verify: bool, sizes: tuple[int, int] | None, cache: Path | None, check: bool
 ) -> Splits:
+    def read(path: Path) -> Batch:
+        content, official = path.read_bytes(), version.sums.get(path.name)
+        batch = version.read(content, str(path))
+        if verify and official:
+            _check_md5(path, stream_digest(io.BytesIO(content), "md5"), official, "file")
+        return batch
+
     def split(name: str, files: tuple[str, ...], size: int | None) -> ImageSet:
         paths = [folder / file for file in files]
         if missing := [path.name for path in paths if not path.is_file()]:
             raise FileNotFoundError(f"{folder}: {', '.join(missing)} missing")
-        source = fingerprint(version.folder, folder, map(found_file, paths))
+        checked = " md5" if verify and version.sums else ""  # what was read unchecked is read again to be checked
+        source = fingerprint(version.folder + checked, folder, map(found_file, paths))
 
         def draft() -> Draft:
-            return _draft([version.read(path.read_bytes(), str(path)) for path in paths])
+            return _draft([read(path) for path in paths])
 
         return _sized(cached(name, folder, source, draft, cache, check), folder, size)
 
@@ -110,12 +119,8 @@ def _from_archive(
 ) -> Splits:
     with archive.open("rb") as stream:
         md5 = stream_digest(stream, "md5")
-    if verify and md5 != version.md5:
-        raise DataError(
-            f"{archive}: md5 {md5}, the official archive's is {version.md5}: "
-            f"it is truncated or altered ({archive.stat().st_size} bytes); "
-            "--no-check-data (verify=False) reads it all the same"
-        )
+    if verify:
+        _check_md5(archive, md5, version.md5, "archive")
     unpack = cached_call(lambda: read_archive(archive, {f"{version.folder}/{n}" for n in version.train + version.test}))
 
     def split(name: str, files: tuple[str, ...], size: int | None) -> ImageSet:
@@ -143,6 +148,14 @@ def _from_images(folder: Path, sizes: tuple[int, int] | None, cache: Path | None
         listed(f"{name}-train", folder, train, (SIDE, SIDE), cache=cache, check=check),
         listed(f"{name}-test", folder, test, (SIDE, SIDE), cache=cache, check=check),
     )
+
+
+def _check_md5(path: Path, md5: str, official: str, kind: str) -> None:
+    if md5 != official:
+        raise DataError(
+            f"{path}: md5 {md5}, the official {kind}'s is {official}: it is truncated or altered "
+            f"({path.stat().st_size} bytes); --no-check-data (verify=False) reads it all the same"
+        )
 
 
 def _sized(found: ImageSet, origin: Path, size: int | None) -> ImageSet:
@@ -271,6 +284,14 @@ PYTHON = Version(
     train=TRAIN,
     test=("test_batch",),
     read=read_pickle,
+    sums={
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        "test_batch": "40351d587109b95175f43aff81a1287e",
+    },
 )
 BINARY = Version(
     archive="cifar-10-binary.tar.gz",
@@ -279,4 +300,5 @@ BINARY = Version(
     train=tuple(f"{name}.bin" for name in TRAIN),
     test=("test_batch.bin",),
     read=read_binary,
+    sums={},
 )

@@ -232,7 +232,7 @@ def test_copies_files_modes_and_reestimation() -> None:
     other.load_state_dict(model.state_dict())
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), other):
         assert torch.equal(twin(x), model(x))
-    assert torch.equal(torch.cat([model(row) for row in x.split(1)]), model(x))
+    torch.testing.assert_close(torch.cat([model(row) for row in x.split(1)]), model(x))  # no batch statistics
     assert int(model.get_submodule("1.norm").num_batches_tracked) == 3  # pyright: ignore[reportArgumentType]
 
 

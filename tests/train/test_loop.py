@@ -223,7 +223,8 @@ def test_scoring_snaps_only_for_the_score():
             if name in ("0.weight", "3.weight"):
                 p.copy_(torch.where(p >= 0, 1.0, -1.0))
     reestimate_batchnorm(twin, [data()])
-    assert found == score(twin, [data(40, 1)])
+    expected = score(twin, [data(40, 1)])
+    assert found == expected._replace(loss=pytest.approx(expected.loss, rel=1e-6))  # sums in another order
 
 
 def test_histogram_counts_every_weight_once():

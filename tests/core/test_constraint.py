@@ -150,7 +150,8 @@ def test_merged_intervals_share_their_ends() -> None:
     assert high[0] < low[2]
     pieces = oracle.intervals(levels.values, epsilon)
     expected = tensor([pieces[i] for i in (0, 0, 1, 1, 1, 2)])
-    torch.testing.assert_close(torch.stack([low, high], 1), expected, rtol=1e-15, atol=0)  # torch's sqrt may be 1 ulp off
+    # torch's sqrt may be 1 ulp off
+    torch.testing.assert_close(torch.stack([low, high], 1), expected, rtol=1e-15, atol=0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

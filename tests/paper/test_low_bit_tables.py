@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from image_trees import FakeGrid, cifar_archive, imagenet_tree, made_up, tiny_tr
 
 from askew import cli
 from askew.paper import (
+    cifar_long,
     cifar_taught,
+    cifar_w1,
     cifar_w1a1,
     cifar_w1a1_taught,
     image_runs,
@@ -20,7 +23,9 @@ from askew.paper import (
     low_bit_words,
     tiny_low,
 )
+from askew.paper.cifar_long import CifarLong
 from askew.paper.cifar_taught import CifarTaught
+from askew.paper.cifar_w1 import CifarW1
 from askew.paper.cifar_w1a1 import CifarW1A1
 from askew.paper.cifar_w1a1_taught import CifarW1A1Taught
 from askew.paper.imagenet_low import ImageNetLow
@@ -31,6 +36,7 @@ TABLES = {
     "tiny-low": (tiny_low.TABLE, TinyLow),
     "imagenet-low": (imagenet_low.TABLE, ImageNetLow),
     "cifar-w1a1": (cifar_w1a1.TABLE, CifarW1A1),
+    "cifar-long": (cifar_long.TABLE, CifarLong),
     "cifar-taught": (cifar_taught.TABLE, CifarTaught),
     "cifar-w1a1-taught": (cifar_w1a1_taught.TABLE, CifarW1A1Taught),
 }
@@ -55,7 +61,7 @@ def test_every_run_has_settings_that_fit(name: str, tmp_path: Path) -> None:
     assert len({(job.row.key, job.seed) for job in jobs if job.row}) == len(jobs) > 0
     expected = sum(table.settings(row, k) is not None for row in table.rows for k in ("paper", "best"))
     assert len(jobs) == config.seeds * expected
-    if name not in ("imagenet-low", *TAUGHT):
+    if name not in ("imagenet-low", "cifar-long", *TAUGHT):
         tried = low_bit.plan(table, kind(tmp_path, search=True, device="cpu"))
         assert len({job.row.key for job in tried if job.row}) == len(tried)
         assert all(job.holdout == 5000 for job in tried)
@@ -237,6 +243,16 @@ def test_taught_rows_are_compared_with_one_another(tmp_path: Path) -> None:
     (verdict,) = shown.verdicts
     assert "0.05 points below full precision" in verdict
     assert "ahead of every other taught method at these widths, the nearest being PARQ [W1/A32], taught" in verdict
+
+
+def test_the_long_table_gives_every_row_the_same_epochs_and_cifar_w1_its_settings(tmp_path: Path) -> None:
+    jobs = low_bit.plan(cifar_long.TABLE, CifarLong(tmp_path, seeds=1, device="cpu"))
+    like = {job.method: job for job in image_runs.plan(cifar_w1.EXPERIMENT, CifarW1(tmp_path, seeds=1, device="cpu"))}
+    for job in jobs:  # those at the best schedule come last
+        same = replace(like[job.method], epochs=300, score_every=15, keep_every=75, out=job.out, row=job.row)
+        assert job == (same if job.method == "full-precision" else replace(same, bits=1))
+    with pytest.raises(ValueError, match=r"no search of its own: its settings are those of cifar-w1$"):
+        CifarLong(tmp_path, search=True)
 
 
 def test_a_method_has_the_options_that_its_row_names(tmp_path: Path) -> None:

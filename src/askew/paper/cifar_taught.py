@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
 
 from askew.paper import cifar_w1, low_bit
-from askew.paper.image_runs import ImageTable
+from askew.paper.image_runs import CifarLike
 from askew.paper.images_common import Search
 from askew.paper.low_bit import LowBit, Row
 from askew.train.grid_job import OnJob
@@ -43,23 +42,11 @@ TABLE = LowBit(
 
 
 @dataclass(frozen=True)
-class CifarTaught(ImageTable):
+class CifarTaught(CifarLike):
     """One bit a weight on CIFAR-10 with affine BatchNorm, each net taught by full precision's."""
-
-    like: ClassVar[str] = "cifar-w1"
 
     out: Path = Path("results/cifar-taught")
     """Folder for the records, tables and figures."""
-    width: int | None = None
-    """Width of VGG-small's first layer (128 if not given); less for a trial."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.search:
-            raise ValueError(f"this table has no search of its own: its settings are those of {self.like}")
-
-    def own(self) -> dict[str, Any]:
-        return {"width": self.width}
 
 
 def run(config: CifarTaught, on_status: OnJob | None = None) -> list[Record]:

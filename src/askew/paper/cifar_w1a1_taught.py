@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from askew.paper import cifar_w1a1, low_bit
-from askew.paper.cifar_taught import SHARE, CifarTaught
+from askew.paper.cifar_taught import SHARE
+from askew.paper.image_runs import CifarLike
 from askew.paper.images_common import Search
 from askew.paper.low_bit import LowBit, Row
 from askew.train.grid_job import OnJob
@@ -37,7 +38,7 @@ TABLE = LowBit(
 
 
 @dataclass(frozen=True)
-class CifarW1A1Taught(CifarTaught):
+class CifarW1A1Taught(CifarLike):
     """One bit a weight and one an activation on CIFAR-10, with affine BatchNorm and a teacher."""
 
     like: ClassVar[str] = "cifar-w1a1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from askew.paper.images_common import KINDS, Experiment, Kind, Settings, search_key, unnamed
 from askew.report.style import look
@@ -95,6 +95,24 @@ class ImageNetTable(ImageTable):
 
     def own(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("batch", "resize", "crop", "val_map", "workers")}
+
+
+@dataclass(frozen=True)
+class CifarLike(ImageTable):
+    """Options of the tables on CIFAR-10 whose settings come from another one's search."""
+
+    like: ClassVar[str] = "cifar-w1"
+
+    width: int | None = None
+    """Width of VGG-small's first layer (128 if not given); less for a trial."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.search:
+            raise ValueError(f"this table has no search of its own: its settings are those of {self.like}")
+
+    def own(self) -> dict[str, Any]:
+        return {"width": self.width}
 
 
 class HasMethod(Protocol):

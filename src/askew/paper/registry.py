@@ -12,6 +12,8 @@ from askew.paper import (
     cifar_grid_report,
     cifar_ideas,
     cifar_ideas_report,
+    cifar_long,
+    cifar_long_report,
     cifar_steps,
     cifar_steps_report,
     cifar_taught,
@@ -52,6 +54,7 @@ PRESENT: dict[str, Callable[[Sequence[Record]], Presentation]] = {
     "cifar-steps": cifar_steps_report.present,
     "cifar-grid": cifar_grid_report.present,
     "cifar-ideas": cifar_ideas_report.present,
+    "cifar-long": cifar_long_report.present,
     "cifar-taught": cifar_taught_report.present,
     "tiny-w1": tiny_w1_report.present,
     "imagenet-w1": imagenet_w1_report.present,
@@ -68,6 +71,7 @@ Paper = (
     | Annotated[cifar_steps.CifarSteps, tyro.conf.subcommand("cifar-steps")]
     | Annotated[cifar_grid.CifarGrid, tyro.conf.subcommand("cifar-grid")]
     | Annotated[cifar_ideas.CifarIdeas, tyro.conf.subcommand("cifar-ideas")]
+    | Annotated[cifar_long.CifarLong, tyro.conf.subcommand("cifar-long")]
     | Annotated[cifar_taught.CifarTaught, tyro.conf.subcommand("cifar-taught")]
     | Annotated[tiny_w1.TinyW1, tyro.conf.subcommand("tiny-w1")]
     | Annotated[imagenet_w1.ImageNetW1, tyro.conf.subcommand("imagenet-w1")]
@@ -81,6 +85,7 @@ IMAGES: dict[type[ImageRuns], Callable[[Any, OnJob | None], list[Record]]] = {
     cifar_steps.CifarSteps: cifar_steps.run,
     cifar_grid.CifarGrid: cifar_grid.run,
     cifar_ideas.CifarIdeas: cifar_ideas.run,
+    cifar_long.CifarLong: cifar_long.run,
     cifar_taught.CifarTaught: cifar_taught.run,
     tiny_w1.TinyW1: tiny_w1.run,
     imagenet_w1.ImageNetW1: imagenet_w1.run,

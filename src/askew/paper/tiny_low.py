@@ -17,7 +17,7 @@ from typing import Any
 from askew.models.resnet import Stem
 from askew.paper import low_bit
 from askew.paper.image_runs import ImageTable
-from askew.paper.images_common import COLD, Search, Settings
+from askew.paper.images_common import COLD, EARLY, Search, Settings
 from askew.paper.low_bit import LowBit, Row, Widths
 from askew.train.grid_job import OnJob
 from askew.train.record import Record
@@ -34,6 +34,7 @@ def level_first(form: str, lr: float, alpha: float = 0.05, start: float = 0.5) -
 OURS = (
     *(level_first("symmetric", lr, start=start) for lr, start in ((0.01, 0.5), (0.03, 0.2), (0.06, 0.2))),
     level_first("int", 0.03, start=0.2),
+    {**level_first("symmetric", 0.03), **EARLY},
 )
 ROUNDED = (*(level_first("symmetric", lr) for lr in (0.003, 0.01, 0.03)), level_first("symmetric", 0.01, start=0.2))
 OWN: tuple[Settings, ...] = (*RATES, {"lr": 0.01, "options": {"anneal_end": 0.9}})  # PARQ's own levels need no form
@@ -45,7 +46,7 @@ SEARCHES = {
     "parq": Search(OWN, chosen=1),
     "parq-fixed": Search(FORMS, chosen=1),
     "askew": Search(SKEWED, chosen=1),
-    "askew-level-first": Search(OURS, chosen=1),
+    "askew-level-first": Search(OURS, chosen=4, elsewhere="found at one bit"),
     "askew-level-first-rounded": Search(ROUNDED, chosen=1),
 }  # at two bits; four bits take what was found there
 

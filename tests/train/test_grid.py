@@ -96,6 +96,11 @@ def alive(pid: int) -> bool:
     return state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
+def heeds_interrupts() -> None:
+    """A shell's background jobs ignore Ctrl-C, and so does what they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 def test_a_stopped_grid_leaves_no_workers_and_goes_on(data: Path, tmp_path: Path) -> None:
     """Ctrl-C: the workers end, and their checkpoints are good."""
@@ -107,6 +112,7 @@ def test_a_stopped_grid_leaves_no_workers_and_goes_on(data: Path, tmp_path: Path
         env=os.environ | place,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heeds_interrupts,
     )
     jobs = [small_job(data, tmp_path / "grid", seed=seed) for seed in (0, 1)]
     stalled = [job.out / job.name / "stalled" for job in jobs]

@@ -666,7 +666,7 @@ def test_no_latent_copy():
         held.append(opt)
         expected[shape] = 1 + moments
         own = [t for memory in opt._memory.values() for t in memory.values()]
-        assert all(t.numel() == 1 for t in (*own, *opt._values.values()))
+        assert all(t.numel() == 1 for t in (*own, *opt._value_dials.tensors))
     gc.collect()
     tensors = [tuple(o.shape) for o in gc.get_objects() if type(o) in (torch.Tensor, nn.Parameter)]
     assert Counter(shape for shape in tensors if shape in expected) == expected

@@ -2,6 +2,7 @@
 
 from askew.optim.groups import groups
 from askew.optim.look import Diagnosis, diagnose, snapped
-from askew.optim.wrapper import ASkew, MethodOptimizer
+from askew.optim.skew import ASkew
+from askew.optim.wrapper import MethodOptimizer
 
 __all__ = ["ASkew", "Diagnosis", "MethodOptimizer", "diagnose", "groups", "snapped"]

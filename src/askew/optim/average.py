@@ -52,5 +52,5 @@ def follow(optimizer: MethodOptimizer) -> None:
                 own[1].append(local(optimizer.underlying(p)).detach().to(mean.dtype))
     for device, (own, weights) in means.items():
         way = torch._foreach_sub(weights, own)  # pyright: ignore[reportPrivateImportUsage]
-        torch._foreach_mul_(way, optimizer._numbers_on[KEY, device])  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_mul_(way, optimizer._number_dials.at(KEY, device))  # pyright: ignore[reportPrivateImportUsage]
         torch._foreach_add_(own, way)  # pyright: ignore[reportPrivateImportUsage]

@@ -68,7 +68,7 @@ def group_work(optimizer: MethodOptimizer, position: int, group: Group, last: bo
         mode=mode,
         levels=levels,
         number=0.0 if levels is None else optimizer.value(position),
-        value=optimizer._values[position, devices[0]] if devices else None,
+        value=optimizer._value_dials.at(position, devices[0]) if devices else None,
         alpha=0.0 if levels is None else group["alpha"],
         clip=1.0 if levels is None else optimizer._clip(group),
         snap=mode == LEVEL_FIRST and last,

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from askew.core import Annealing, Clock, LevelFirst, LevelSet, Plateau
+from askew.core import Annealing, Clock, LevelSet, Plateau
 from askew.core.annealing import Unannealed, from_description
 from askew.core.scale import Per, ScaleKind
-from askew.methods.askew import DitheredLevelFirst, EpsilonSkew, LevelFirstSkew, RoundedLevelFirst
 from askew.methods.base import Method, Site
 from askew.optim import average as averages
 from askew.optim import checkpoint, sharding
@@ -27,8 +26,8 @@ from askew.optim.checks import (
     labels,
     only_makes_state,
     warn_epsilon,
-    warn_one_level,
 )
+from askew.optim.dials import Dials
 from askew.optim.fused import Fusion, capturing
 from askew.optim.fused_work import restore_moments
 
@@ -92,9 +91,9 @@ class MethodOptimizer(Optimizer):
             "per": per,
         }
         self._memory: dict[Tensor, dict[str, Tensor]] = {}
-        self._values: dict[tuple[int, torch.device], Tensor] = {}
-        self._numbers: dict[int, float] = {}
-        self._numbers_on: dict[tuple[str, torch.device], Tensor] = {}
+        self._values: dict[int, float] = {}
+        self._value_dials: Dials[int] = Dials()
+        self._number_dials: Dials[str] = Dials()
         self._check_times()
         ready = [self._completed(group, position) for position, group in enumerate(base.param_groups)]
         if all(group["levels"] is None for group in ready):
@@ -206,12 +205,13 @@ class MethodOptimizer(Optimizer):
 
     def dials(self) -> list[Tensor]:
         """The 0-d tensors that `tick` sets: the value of each group, the method's own numbers; in a fixed order."""
-        return [*self._values.values(), *self._numbers_on.values()]
+        return [*self._value_dials.tensors, *self._number_dials.tensors]
 
     def dial_settings(self, clock: Clock) -> list[float]:
         """What `tick` sets the dials to at that clock, so that a CUDA graph may set them itself, from a table."""
-        values, numbers = [self._value_of(position, clock) for position, _ in self._values], self._numbers_at(clock)
-        return [*values, *(numbers[name] for name, _ in self._numbers_on)]
+        values = [self._value_of(position, clock) for position in self._value_dials.keys]
+        numbers = self._numbers_at(clock)
+        return [*values, *(numbers[name] for name in self._number_dials.keys)]
 
     def phase(self, clock: Clock) -> Hashable:
         """What a step at that clock decides on the host; a CUDA graph of a step is good while it stays the same."""
@@ -222,7 +222,7 @@ class MethodOptimizer(Optimizer):
         self.steps += steps
         last = Clock(max(0, self.steps - 1), self.total_steps)
         for position, _ in self._managed():
-            self._numbers[position] = self._value_of(position, last)
+            self._values[position] = self._value_of(position, last)
 
     def report(self, metric: float) -> None:
         """Tell a Plateau schedule how training goes (lower is better)."""
@@ -232,7 +232,7 @@ class MethodOptimizer(Optimizer):
 
     def value(self, position: int = 0) -> float:
         """The schedule's current number for a group: epsilon in its level units, or the capture radius."""
-        return self._numbers[position]
+        return self._values[position]
 
     def method_under(self, description: dict[str, Any]) -> Method:
         """The method as it would be with a saved schedule."""
@@ -303,8 +303,7 @@ class MethodOptimizer(Optimizer):
             self._make_master(p)
         if group["levels"] is None:
             return
-        self._set_value(position, group, self.clock)
-        self._set_numbers(self.clock, group)
+        self._turn_dials(position, group, self.clock)
         for p in group["params"]:
             self._make_average(p)
         if not self.method.latent:
@@ -337,17 +336,20 @@ class MethodOptimizer(Optimizer):
     def _restore_values(self) -> None:
         """After loading: the numbers as the last step before the checkpoint used them, and no others."""
         last = Clock(max(0, self.steps - 1), self.total_steps)
-        known = self._numbers_at(last)
-        self._numbers_on = {at: held for at, held in self._numbers_on.items() if at[0] in known}
+        self._number_dials.keep(self._numbers_at(last))
         self._set_dials(last)
 
-    def _set_value(self, position: int, group: Group, clock: Clock) -> None:
-        number = self._numbers[position] = self._value_of(position, clock)
-        for device in {p.device for p in group["params"]}:
-            held = self._values.get((position, device))
-            if held is None:
-                held = self._values[position, device] = torch.zeros((), dtype=_scalar_dtype(device), device=device)
-            held.fill_(number)
+    def _set_dials(self, clock: Clock) -> None:
+        for position, group in self._managed():
+            self._turn_dials(position, group, clock)
+
+    def _turn_dials(self, position: int, group: Group, clock: Clock) -> None:
+        """A group's value, and the method's numbers where the group's weights are."""
+        devices = {p.device for p in group["params"]}
+        self._values[position] = self._value_of(position, clock)
+        self._value_dials.turn(position, self._values[position], devices)
+        for name, number in self._numbers_at(clock).items():
+            self._number_dials.turn(name, number, devices)
 
     def _value_of(self, position: int, clock: Clock) -> float:
         """A group's value at its turn; a schedule's epsilon counts in units of Theorem 1's bound, the group's own."""
@@ -355,22 +357,10 @@ class MethodOptimizer(Optimizer):
         bound = group["levels"].epsilon_bound if self.annealing.kind == "epsilon" else 1.0
         return self.annealing.in_turn(group.get("turn", 0.0), clock, self.plateau) * bound
 
-    def _set_numbers(self, clock: Clock, group: Group) -> None:
-        for name, number in self._numbers_at(clock).items():
-            for device in {p.device for p in group["params"]}:
-                if (name, device) not in self._numbers_on:
-                    self._numbers_on[name, device] = torch.zeros((), dtype=_scalar_dtype(device), device=device)
-                self._numbers_on[name, device].fill_(number)
-
     def _numbers_at(self, clock: Clock) -> dict[str, float]:
         """The method's numbers, and the rate of the running means."""
         own = {averages.KEY: averages.rate(self.average, clock)} if self.average else {}
         return {**self.method.numbers(clock), **own}
-
-    def _set_dials(self, clock: Clock) -> None:
-        for position, group in self._managed():
-            self._set_value(position, group, clock)
-            self._set_numbers(clock, group)
 
     def _site(self, p: Tensor, name: str, group: Group, position: int, now: Clock, freeze: bool) -> Site:
         memory = self._memory.setdefault(p, {})
@@ -383,10 +373,10 @@ class MethodOptimizer(Optimizer):
             alpha=group["alpha"],
             clip=self._clip(group),
             clamp=group["clamp"],
-            value=self._values[position, p.device],
+            value=self._value_dials.at(position, p.device),
             clock=now,
             memory=memory,
-            numbers={name: held for (name, device), held in self._numbers_on.items() if device == p.device},
+            numbers=self._number_dials.on(p.device),
             ascends=bool(group.get("maximize")),
         )
 
@@ -463,96 +453,12 @@ class MethodOptimizer(Optimizer):
         return evaluate
 
 
-class ASkew(MethodOptimizer):
-    """ASkewSGD around any torch optimizer: weights are drawn into shrinking intervals around the levels.
-
-    w <- base step on the gradient -v,  v = s^c_{eps,alpha}(gradient, w)  (core.direction.skew; with plain SGD exactly
-    Algorithm 1), or the level-first direction when the annealing is LevelFirst.
-
-    base         a torch.optim optimizer over askew.groups(model, levels=...)
-    annealing    LevelFirst (default), Exponential, Logarithmic, Plateau, Constant, Custom
-    alpha, clip  the MJ parameter and the velocity bound M in level units ('quarter': one step of plain SGD moves at
-                 most a quarter of the smallest gap); groups may hold their own
-    clamp        keep the weights in [c_1, c_K]; default: with LevelFirst yes, otherwise no (Algorithm 1 has no clamp)
-    scale, per   how weights map to level units: 'none', 'abs-mean' or 'sawb', per 'tensor' or 'channel'
-    total_steps  length of the run, for schedules given in fractions
-    nonfinite    NaN or infinite gradients: 'raise', 'skip' the step, or 'ignore' (no check, no device sync)
-    fused        one pass over weight, gradient and moments for torch's SGD, Adam and AdamW (optim/fused.py); None:
-                 where it can be done, True: or else an error that says why, False: never
-    master       bfloat16 weights are rounded from float32 copies, which are what is optimised, with float32 moments
-                 (8 more bytes each); needs the fused step
-    average      put on levels (`snapped`, `snap_`, export) is the running mean of the weights over about this last
-                 part of the steps (optim/average.py; 4 more bytes each); the last step leaves the weights there. 0: the
-                 weights as they are
-    """
-
-    def __init__(
-        self,
-        base: Optimizer,
-        annealing: Annealing | None = None,
-        *,
-        levels: LevelSet | None = None,
-        alpha: float | None = None,
-        clip: float | Literal["quarter"] = 1.0,
-        clamp: bool | None = None,
-        scale: ScaleKind = "none",
-        per: Per = "tensor",
-        total_steps: int | None = None,
-        nonfinite: NonFinite = "raise",
-        fused: bool | None = None,
-        master: bool = False,
-        average: float = 0.0,
-    ) -> None:
-        annealing = annealing or LevelFirst()
-        super().__init__(
-            base,
-            _method_for(annealing),
-            annealing,
-            levels=levels,
-            alpha=alpha,
-            clip=clip,
-            clamp=annealing.kind == "capture" if clamp is None else clamp,
-            scale=scale,
-            per=per,
-            total_steps=total_steps,
-            nonfinite=nonfinite,
-            fused=fused,
-            master=master,
-            average=average,
-        )
-
-    def _completed(self, group: Group, position: int) -> Group:
-        full = super()._completed(group, position)
-        warn_one_level(full, position)
-        return full
-
-    def method_under(self, description: dict[str, Any]) -> Method:
-        return self.method if description["schedule"] == "Custom" else _method_for(from_description(description))
-
-    def resume_annealing(self, description: dict[str, Any]) -> None:
-        super().resume_annealing(description)
-        self.method = _method_for(self.annealing)
-
-
-def _method_for(annealing: Annealing) -> Method:
-    if not isinstance(annealing, LevelFirst):
-        return EpsilonSkew()
-    if annealing.rounded:
-        return RoundedLevelFirst(annealing.by)
-    return (DitheredLevelFirst if annealing.dither else LevelFirstSkew)(annealing.by)
-
-
 def _quarter(levels: LevelSet, lr: float | Tensor) -> float | Tensor:
     """M = h / (4 lr) with h the smallest gap; h itself while lr = 0, where no M moves a weight."""
     h = levels.min_gap
     if isinstance(lr, Tensor):
         return torch.where(lr > 0, h / (4 * lr), h)
     return h / (4 * lr) if lr > 0 else h
-
-
-def _scalar_dtype(device: torch.device) -> torch.dtype:
-    """float64 for the schedule's number, so that float64 weights see all of it; MPS has none."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 @cache

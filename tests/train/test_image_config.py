@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from askew.core import Exponential, LevelFirst
 from askew.data.images import ImageSet
@@ -50,6 +51,8 @@ def test_what_is_given_takes_the_place_of_the_recipe():
         ({"dataset": "mnist"}, "no data set named 'mnist'"),
         ({"bits": 9}, "bits"),
         ({"method": "binaryconnect", "alpha": 0.1}, "alpha is a setting of askew"),
+        ({"weight_decay": 0.1}, "weight_decay would pull weights off their levels: askew-level-first has none"),
+        ({"method": "parq", "weight_decay": -0.1}, "weight_decay must be 0 or more"),
         ({"method": "askew", "by": "quantile"}, "by is a setting of askew-level-first"),
         ({"K": 0.5}, "K is a setting of askew"),
         ({"method": "askew", "min_lr": 0.1}, "min_lr belongs to the schedule 'cosine', not to 'steps'"),
@@ -153,6 +156,25 @@ def test_scales_and_biases_of_batchnorm_have_a_smaller_learning_rate() -> None:
     plain = ImageTraining(Path("data"), width=8, device="cpu")
     assert (
         plain.describe()["affine"] is None and len(build_optimizer(plain, build_model(plain, 10), 10).param_groups) == 1
+    )
+
+
+def test_weights_decay_and_scales_of_batchnorm_do_not() -> None:
+    """A step at learning rate lr shrinks a weight without a gradient by lr times the decay, as AdamW does."""
+    config = ImageTraining(Path("data"), width=8, method="full-precision", lr=0.1, weight_decay=0.5, device="cpu")
+    net = build_model(config, 10)
+    optimizer, start = build_optimizer(config, net, 10), [p.detach().clone() for p in net.parameters()]
+    for p in net.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    for p, before in zip(net.parameters(), start, strict=True):
+        torch.testing.assert_close(p.detach(), 0.95 * before)
+    scaled = replace(config, affine=True)
+    decays = [g["weight_decay"] for g in build_optimizer(scaled, build_model(scaled, 10), 10).param_groups]
+    assert decays == [0.5, 0.0]
+    assert (
+        config.describe()["weight_decay"] == 0.5
+        and replace(config, weight_decay=None).describe() == replace(config, weight_decay=0.0).describe()
     )
 
 

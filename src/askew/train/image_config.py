@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -94,6 +95,8 @@ class ImageTraining:
     """Parts of the run at which a schedule in steps lowers the learning rate."""
     factor: float | None = None
     """What the learning rate is multiplied by at a milestone."""
+    weight_decay: float | None = None
+    """AdamW's: a step shrinks each weight by this part of the learning rate (not with ASkew)."""
     alpha: float | None = None
     """ASkew's alpha."""
     start: float | None = None
@@ -177,6 +180,8 @@ class ImageTraining:
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be 1 or more, got {value}")
         check_average(self.recipe.average)
+        if not 0 <= self.recipe.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be 0 or more and finite, got {self.weight_decay}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must lie in 0..2^32-1, got {self.seed}")
         if self.teacher_share is not None and not (self.teacher and 0 < self.teacher_share <= 1):
@@ -194,6 +199,8 @@ class ImageTraining:
         for name, users in USERS.items():
             if getattr(self, name) is not None and self.method not in users:
                 raise ValueError(f"{name} is a setting of {', '.join(users)}; {self.method} has none")
+        if self.weight_decay and self.recipe.annealing(self.method) is not None:
+            raise ValueError(f"weight_decay would pull weights off their levels: {self.method} has none")
         schedule = self.recipe.schedule
         for name, shape in SHAPES.items():
             if getattr(self, name) is not None and schedule != shape:
@@ -324,7 +331,7 @@ class ImageTraining:
         elsewhere = {"data", "out", "device", "row", "workers", "check_data", "val_map", "batch"}
         elsewhere |= {"tensorboard", "keep_every", "keep_steps", "keep_best"}
         own = {k: v for k, v in asdict(self).items() if k not in elsewhere and k not in RECIPE_FIELDS}
-        own["average"] = self.recipe.average or None
+        own["average"], own["weight_decay"] = self.recipe.average or None, self.recipe.weight_decay or None
         own["affine"], own["affine_rate"] = self.learns_norms or None, self.vector_rate
         own["init"] = None if self.init is None else self.init.name
         own["teacher"] = None if self.teacher is None else self.teacher.name

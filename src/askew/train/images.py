@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from askew.core import LevelFirst
 from askew.data.cifar10 import SIZES, cifar10
@@ -146,12 +145,12 @@ def _vectors_slower(chosen: list[dict[str, Any]], lr: float) -> list[dict[str, A
         names = {n for n, _ in vectors}
         others = [(n, p) for n, p in group["params"] if n not in names]
         out += [{**group, "params": others}] if others else []
-        out += [{**group, "params": vectors, "lr": lr}] if vectors else []
+        out += [{**group, "params": vectors, "lr": lr, "weight_decay": 0.0}] if vectors else []
     return out
 
 
 def build_optimizer(config: ImageTraining, net: nn.Module, total_steps: int) -> MethodOptimizer:
-    """The method around Adam."""
+    """The method around Adam, or AdamW where weights decay; BatchNorm's scales and biases do not."""
     settings = config.settings()
     per = config.per or "tensor"
     in_turn = isinstance(settings.annealing, LevelFirst) and settings.annealing.stagger > 0
@@ -159,7 +158,9 @@ def build_optimizer(config: ImageTraining, net: nn.Module, total_steps: int) -> 
     if config.vector_rate is not None:
         chosen = _vectors_slower(chosen, config.vector_rate * settings.lr)
     cuda = config.where.type == "cuda"
-    base: Optimizer = torch.optim.Adam(chosen, lr=settings.lr, fused=cuda, capturable=cuda and settings.static)
+    decay = config.recipe.weight_decay
+    kind = torch.optim.AdamW if decay else torch.optim.Adam
+    base = kind(chosen, lr=settings.lr, weight_decay=decay, fused=cuda, capturable=cuda and settings.static)
     if settings.annealing is not None:
         return ASkew(
             base,

@@ -19,7 +19,7 @@ DITHERED, ROUNDED = "askew-level-first-dithered", "askew-level-first-rounded"
 
 @dataclass(frozen=True)
 class Recipe:
-    """Learning rate of Adam and its schedule, ASkew's annealing, the running mean, the method's own options."""
+    """Learning rate of Adam, its schedule, weight decay; ASkew's annealing; the running mean; the method's options."""
 
     lr: float = 0.03
     schedule: Schedule = "cosine"
@@ -27,6 +27,7 @@ class Recipe:
     cosine_end: float = 1.0
     milestones: tuple[float, ...] = (0.2, 0.4)
     factor: float = 0.5
+    weight_decay: float = 0.0
     alpha: float | None = None
     start: float = 0.5
     end: float = 0.97

@@ -55,6 +55,21 @@ def test_pull_over_a_run_is_the_budget_of_the_docstring():
     assert w.tolist() == pytest.approx([0.1 + lr * rate * (periods - 1) * n / 2], rel=1e-4)
 
 
+def test_an_adjusted_pull_does_not_fall_with_the_learning_rate():
+    """Without a gradient: lr_0 * rate * t a step with it, lr * rate * t without."""
+    for adjust, rate in ((True, lambda step: 0.1), (False, lambda step: 0.1 * 0.9**step)):
+        w = torch.nn.Parameter(torch.tensor([0.1]))
+        optimizer = wrap(ProxQuant(rate=2e-3, period=10, adjust=adjust), w, lr=0.1, total_steps=100)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+        for _ in range(100):
+            w.grad = torch.zeros(1)
+            optimizer.step()
+            scheduler.step()
+        assert w.tolist() == pytest.approx(
+            [0.1 + sum(rate(step) * 2e-3 * (step // 10) for step in range(100))], rel=1e-4
+        )
+
+
 @pytest.mark.parametrize(("base", "lr"), [("sgd", 1e3), ("adam", 0.05)])
 def test_frozen_weights_stay_on_their_levels(base, lr):
     """Even under gradients that push to the other level, which one step of SGD at this lr would reach."""

@@ -51,7 +51,6 @@ def test_what_is_given_takes_the_place_of_the_recipe():
         ({"dataset": "mnist"}, "no data set named 'mnist'"),
         ({"bits": 9}, "bits"),
         ({"method": "binaryconnect", "alpha": 0.1}, "alpha is a setting of askew"),
-        ({"weight_decay": 0.1}, "weight_decay would pull weights off their levels: askew-level-first has none"),
         ({"method": "parq", "weight_decay": -0.1}, "weight_decay must be 0 or more"),
         ({"method": "askew", "by": "quantile"}, "by is a setting of askew-level-first"),
         ({"K": 0.5}, "K is a setting of askew"),
@@ -151,8 +150,10 @@ def test_scales_and_biases_of_batchnorm_have_a_smaller_learning_rate() -> None:
     assert config.describe()["affine"] is True and config.describe()["affine_rate"] == 0.3
     faster = replace(config, affine_rate=1.0)
     assert [group["lr"] for group in build_optimizer(faster, build_model(faster, 10), 10).param_groups] == [0.1] * 3
-    with pytest.raises(ValueError, match="affine_rate, above 0, needs affine"):
+    with pytest.raises(ValueError, match="affine_rate, above 0 and finite, needs affine"):
         replace(config, affine=False, affine_rate=1.0)
+    with pytest.raises(ValueError, match="affine_rate, above 0 and finite"):
+        replace(config, affine_rate=float("inf"))
     plain = ImageTraining(Path("data"), width=8, device="cpu")
     assert (
         plain.describe()["affine"] is None and len(build_optimizer(plain, build_model(plain, 10), 10).param_groups) == 1

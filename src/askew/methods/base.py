@@ -31,7 +31,7 @@ class Site:
     value is the schedule's current number (epsilon in level units, or the capture radius), a 0-d tensor on the
     parameter's device; memory is the method's own storage for this parameter, kept in the state dict and changed in
     place; numbers are the method's own numbers at this step (Method.numbers), 0-d tensors like value. ascends: the base
-    maximises, so that what descends is minus the gradient.
+    maximises, so that what descends is minus the gradient. first_lr: what a scheduler's learning rates began with.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Site:
     memory: dict[str, Tensor]
     numbers: dict[str, Tensor] = field(default_factory=dict)
     ascends: bool = False
+    first_lr: float | Tensor | None = None
 
     def follow(self, w: Tensor) -> None:
         """Measure the scale of w anew, unless there is none or it is frozen."""

@@ -27,6 +27,8 @@ class ProxQuant(Method):
     rate    the authors' 1e-4 (per epoch), for 300 epochs of 391 steps at lr .01 from a trained net. In a run of n
             steps and E periods the prox moves a weight by at most lr * rate * (E-1) * n/2: keep that above half a gap,
             so short runs and small learning rates need a larger rate
+    adjust  the authors' way with a learning rate that falls: lambda = lr_0 * rate * t with the first one, so that the
+            pull does not fall with it
     freeze  from this point on (int steps or float fraction; the authors: 2/3 of the run) the weights stay at
             their levels and only the rest of the net trains; None: never
 
@@ -36,6 +38,7 @@ class ProxQuant(Method):
     rate: float = 1e-4
     period: float | int = 0.01
     freeze: float | int | None = None
+    adjust: bool = False
     name: ClassVar[str] = "proxquant"
 
     def __post_init__(self) -> None:
@@ -57,7 +60,8 @@ class ProxQuant(Method):
     def retract(self, w: Tensor, before: Tensor | None, site: Site) -> Tensor:
         if self.phase(site.clock):
             return snapped(w, site.levels, site.scale)
-        return drawn_in(w, site.levels, site.scale, site.lr, self.number("rate", site), has_hull(site))
+        lr = site.first_lr if self.adjust and site.first_lr is not None else site.lr
+        return drawn_in(w, site.levels, site.scale, lr, self.number("rate", site), has_hull(site))
 
 
 @fusible

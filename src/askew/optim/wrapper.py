@@ -378,6 +378,7 @@ class MethodOptimizer(Optimizer):
             memory=memory,
             numbers=self._number_dials.on(p.device),
             ascends=bool(group.get("maximize")),
+            first_lr=group.get("initial_lr"),
         )
 
     def _clip(self, group: Group) -> float | Tensor:

@@ -22,7 +22,17 @@ from askew.train.record import Record
 FULL = Contender(
     "full-precision",
     {"lr": 0.08},
-    Search(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.08}), chosen=1),
+    Search(
+        (
+            {"lr": 0.01},
+            {"lr": 0.03},
+            {"lr": 0.08},
+            {"lr": 0.01, "weight_decay": 0.1},
+            {"lr": 0.03, "weight_decay": 0.01},
+            {"lr": 0.03, "weight_decay": 0.1},
+        ),
+        chosen=1,
+    ),
     {"accuracy": "89.46±0.07"},
 )
 BINARYCONNECT = Contender(
@@ -59,6 +69,8 @@ PROXQUANT = Contender(
             {"lr": 0.03, "options": {"rate": 5e-4}},
             {"lr": 0.03, "options": {"rate": 5e-5}},
             {"lr": 0.06, "options": {"rate": 5e-5}},
+            {"lr": 0.03, "options": {"rate": 2e-5, "adjust": True}},
+            {"lr": 0.03, "options": {"rate": 1e-4, "adjust": True}},
         ),
         chosen=1,
     ),
@@ -91,6 +103,9 @@ PARQ = Contender(
             {"lr": 0.06},
             {"lr": 0.06, "options": {"anneal_end": 0.9}},
             {"lr": 0.1, "options": {"anneal_end": 0.9}},
+            {"lr": 0.06, "options": {"anneal_end": 0.9, "steepness": 1.0}},
+            {"lr": 0.06, "options": {"anneal_end": 0.9, "steepness": 50.0}},
+            {"lr": 0.03, "weight_decay": 0.1, "options": {"anneal_end": 0.9}},
         ),
         chosen=2,
     ),
@@ -132,7 +147,7 @@ LEVEL_FIRST = Contender(
             {"lr": 0.03, "alpha": 0.05, "start": 0.5, **EARLY, "power": 0.35},
         ),
         chosen=11,
-        elsewhere="chosen in cifar-ideas, over 100 epochs",
+        elsewhere="chosen in cifar-ideas, over 100 epochs, a search that its rivals have not had",
     ),
 )
 ROUNDED = Contender(

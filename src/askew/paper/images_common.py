@@ -26,6 +26,7 @@ EARLY: Settings = {"power": 0.5, "end": 0.85, **COLD}  # level-first: fast at fi
 STEPS = (50, 65, 90)  # epochs of 100 at which the paper looks at its form of ASkew
 OURS = "askew-level-first"
 MISSING = "not run"
+HEADS: dict[Kind, str] = {"paper": "ours, paper's schedule", "best": "ours, best schedule"}
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from askew.paper.images_common import KINDS, MISSING, Experiment, Kind
+from askew.paper.best_epochs import best_epochs_table
+from askew.paper.images_common import HEADS, KINDS, MISSING, Experiment, Kind
 from askew.paper.images_rows import Rows, gap, rows_of, score_of
-from askew.paper.images_words import lead, note, verdicts
+from askew.paper.images_words import FULL, lead, note, verdicts
 from askew.paper.present import Presentation
 from askew.paper.search_report import Candidate, chosen_how, settings_table
 from askew.paper.steps_report import accuracy_figure, histogram_figure, loss_figure, steps_table
 from askew.report.runs import unique
 from askew.report.tables import NONE, Grid, cell
 from askew.train.record import Record
-
-HEADS: dict[Kind, str] = {"paper": "ours, paper's schedule", "best": "ours, best schedule"}
 
 
 def present(experiment: Experiment, records: Sequence[Record]) -> Presentation:
@@ -23,6 +22,8 @@ def present(experiment: Experiment, records: Sequence[Record]) -> Presentation:
     searched = [r for r in records if r.experiment == f"{experiment.name}-search"]
     how = chosen_how(candidates(experiment), searched, experiment.settings_from)
     tables = [table(experiment, rows, metric, note(rows, how)) for metric in experiment.metrics]
+    lines = [(c.method, c.label, c.values.get("accuracy", "")) for c in experiment.contenders]
+    tables.append(best_epochs_table(rows, lines, list(KINDS), {c.method: c.method for c in experiment.contenders}))
     if experiment.steps:
         tables.append(steps_table(rows["askew", "paper"], experiment.steps))
     tables.append(settings_table(candidates(experiment), searched))
@@ -44,9 +45,9 @@ def table(experiment: Experiment, rows: Rows, metric: str, words_below: str) -> 
     for contender in experiment.contenders:
         line = [contender.label, contender.values.get(metric, NONE)]
         for kind in KINDS:
-            own, below = score_of(rows, contender.method, kind, metric), gap(rows, contender.method, kind, metric)
-            show_gap = below is not None and contender.method != "full-precision"
-            line += [cell(own, 2) if own else MISSING, f"{below:.2f}" if show_gap else NONE, str(own.n) if own else "0"]
+            own, below = score_of(rows, contender.method, kind, metric), gap(rows, FULL, contender.method, kind, metric)
+            shown = NONE if below is None else f"{below:.2f}"
+            line += [cell(own, 2) if own else MISSING, shown, str(own.n) if own else "0"]
         lines.append(tuple(line))
     heads = ["method", "paper"]
     for kind in KINDS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 
 from askew.paper.images_common import KINDS, Experiment, Kind, Settings, flat
@@ -55,12 +56,16 @@ def check(records: Sequence[Record], settings: Settings) -> None:
         raise ValueError(f"records of {records[0].method} have different settings; keep one kind and remove the others")
 
 
-def score_of(rows: Rows, method: str, kind: Kind, metric: str = "accuracy") -> Stat | None:
+def score_of(rows: Rows, key: str, kind: Kind, metric: str = "accuracy") -> Stat | None:
     """Mean and spread over the seeds that have been run."""
-    return stat(summary_values(rows[method, kind], metric))
+    return stat(summary_values(rows[key, kind], metric))
 
 
-def gap(rows: Rows, method: str, kind: Kind, metric: str = "accuracy") -> float | None:
-    """Full precision at the same kind of schedule minus this method."""
-    full, own = score_of(rows, "full-precision", kind, metric), score_of(rows, method, kind, metric)
-    return full.mean - own.mean if full and own else None
+def gap(rows: Rows, full: str, key: str, kind: Kind, metric: str = "accuracy") -> float | None:
+    """Row `full` at the same kind of schedule minus this row, over the seeds that both have; None for `full` itself."""
+    theirs, ours = (
+        {r.seed: float(r.summary[metric]) for r in rows[row, kind] if r.summary.get(metric) is not None}
+        for row in (full, key)
+    )
+    shared = theirs.keys() & ours.keys() if full != key else ()
+    return statistics.fmean(theirs[seed] - ours[seed] for seed in shared) if shared else None

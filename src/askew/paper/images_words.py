@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from askew.paper.best_epochs import best_of
 from askew.paper.images_common import OURS, Experiment, Kind
 from askew.paper.images_rows import Rows, gap, score_of
-from askew.report.runs import apart, unique
+from askew.report.runs import Stat, apart, unique
 from askew.report.style import look
 from askew.train.record import Record
 
@@ -21,6 +22,7 @@ NAMES = {
     "vgg-small": "VGG-small",
     "resnet18": "ResNet-18",
 }  # of data sets and nets, as records have them and as they are shown
+GAP = "Gap: full precision at the same kind of schedule minus this, over the seeds that both have"
 
 
 def lead(experiment: Experiment, rows: Rows) -> str:
@@ -42,7 +44,7 @@ def note(rows: Rows, how: str) -> str:
     return (
         f"{shown + '. ' if shown else ''}After the last epoch, weights on their levels (not full precision's) and "
         "BatchNorm re-estimated on training images; mean ± sample standard deviation over n seeds (the paper: best "
-        "epoch). Gap: full precision at the same kind of schedule minus this. Paper's schedule: learning rate halved "
+        f"epoch). {GAP}. Paper's schedule: learning rate halved "
         f"at 20% and 40% of the run. Best schedule: cosine, settings {how}."
     )
 
@@ -74,20 +76,47 @@ def _verdict(experiment: Experiment, rows: Rows, kind: Kind, name: str) -> list[
     if not forms:
         return []
     method = max(forms, key=lambda m: forms[m].mean)
-    ours, below = forms[method], gap(rows, method, kind)
+    ours, below = forms[method], gap(rows, FULL, method, kind)
     if below is None:
         return []
-    place = f"{abs(below):.2f} points {'below' if below >= 0 else 'above'} full precision"
     picked = f" (the higher of {len(forms)} forms of level-first)" if len(forms) > 1 else ""
-    text = f"At {name} {look(method).label}{picked} scores {ours.mean:.2f}%, {place}{_paper_gap(experiment)}."
+    text = (
+        f"At {name} {look(method).label}{picked} scores {ours.mean:.2f}%, {gap_words(below)}{_paper_gap(experiment)}."
+    )
     rivals = [m for m in methods if m != FULL and not m.startswith(OURS)]
     scores = {m: s for m in rivals if (s := score_of(rows, m, kind))}
     if not scores:
         return [text]
-    nearest = max(scores, key=lambda m: scores[m].mean)
-    who, best = look(nearest).label, scores[nearest]
-    verb = f"ahead of every other method, the nearest being {who}" if ours.mean > best.mean else f"NOT ahead of {who}"
-    return [f"{text} It is {verb}, by {apart(ours, best)}; {len(scores)} of {len(rivals)} others run."]
+    unsearched = [c for c in experiment.contenders if c.method in scores and c.source == "tuned"]
+    by_us = f", {len(unsearched)} of them with settings of ours, not searched" if kind == "paper" and unsearched else ""
+    text += f" It is {place_words(ours, _labelled(scores))}; {len(scores)} of {len(rivals)} others run{by_us}."
+    heights = {m: s for m in rivals if (s := best_of(rows, m, kind))}
+    height = best_of(rows, method, kind)
+    return [f"{text} {best_words(height, _labelled(heights))}" if height and heights else text]
+
+
+def _labelled(scores: Mapping[str, Stat]) -> dict[str, Stat]:
+    return {look(method).label: own for method, own in scores.items()}
+
+
+def gap_words(below: float) -> str:
+    """How far from full precision."""
+    if below >= 0:
+        return f"{below:.2f} points below full precision"
+    return f"{-below:.2f} points above full precision, which is then no measure of what few bits cost"
+
+
+def place_words(ours: Stat, others: Mapping[str, Stat], who: str = "every other method") -> str:
+    """Ahead of all others, or of whom not, and by how much."""
+    nearest = max(others, key=lambda label: others[label].mean)
+    ahead = ours.mean > others[nearest].mean
+    verb = f"ahead of {who}, the nearest being {nearest}" if ahead else f"NOT ahead of {nearest}"
+    return f"{verb}, by {apart(ours, others[nearest])}"
+
+
+def best_words(ours: Stat, others: Mapping[str, Stat], who: str = "every other method") -> str:
+    """The same with each run at its best epoch, as the paper prints its own."""
+    return f"With each run at its best epoch it has {ours.mean:.2f}% and is {place_words(ours, others, who)}."
 
 
 def _paper_gap(experiment: Experiment) -> str:

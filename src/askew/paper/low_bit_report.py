@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 
 from askew.core import uniform
-from askew.paper.images_common import MISSING, Kind
+from askew.paper.best_epochs import best_epochs_table
+from askew.paper.images_common import HEADS, MISSING, Kind
+from askew.paper.images_rows import gap, score_of
 from askew.paper.low_bit import FULL, LowBit, Row, Widths, named
-from askew.paper.low_bit_words import Runs, gap, lead, note, runs_of, score, verdicts
+from askew.paper.low_bit_words import Runs, lead, note, runs_of, verdicts
 from askew.paper.present import Presentation
 from askew.paper.search_report import Candidate, chosen_how, settings_table
 from askew.report import image_figures
 from askew.report.runs import unique
 from askew.report.tables import NONE, Grid, cell
 from askew.train.record import Record
-
-HEADS: dict[Kind, str] = {"paper": "ours, paper's schedule", "best": "ours, best schedule"}
 
 
 def present(table: LowBit, records: Sequence[Record]) -> Presentation:
@@ -25,7 +25,12 @@ def present(table: LowBit, records: Sequence[Record]) -> Presentation:
     searched = [r for r in records if r.experiment == f"{table.name}-search"]
     rows = candidates(table)
     how = chosen_how(rows, searched, table.settings_from)
-    grids = [main_table(table, runs, how), settings_table(rows, searched)]
+    grids = [main_table(table, runs, how)]
+    if any(row.value for row in table.rows):
+        lines = [(row.key, row.label, row.value) for row in table.rows]
+        methods = {row.key: row.method for row in table.rows}
+        grids.append(best_epochs_table(runs, lines, table.runs_at, methods))
+    grids.append(settings_table(rows, searched))
     widths = unique(row.widths for row in table.rows if row.method != "full-precision")
     drawn = {f"accuracy-{w}": curves(table, runs, w) for w in widths if any_run(runs, w)}
     return Presentation(table.title, lead(table, runs), grids, drawn, verdicts(table, runs))
@@ -47,7 +52,7 @@ def main_table(table: LowBit, runs: Runs, how: str) -> Grid:
     for row in table.rows:
         line = [row.label, row.value or NONE] if printed else [row.label]
         for kind in table.runs_at:
-            own, below = score(runs, row.key, kind), gap(runs, row.key, kind)
+            own, below = score_of(runs, row.key, kind), gap(runs, FULL, row.key, kind)
             missing = NONE if table.settings(row, kind) is None else MISSING
             line += [level_count(table, row, kind), cell(own, 2) if own else missing]
             line += [NONE if below is None else f"{below:.2f}", str(own.n if own else 0)]

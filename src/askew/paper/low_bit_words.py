@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from askew.paper.best_epochs import best_of
 from askew.paper.images_common import KINDS, Kind, Settings
-from askew.paper.images_rows import Place, gathered
+from askew.paper.images_rows import Place, gap, gathered, score_of
 from askew.paper.images_rows import Rows as Runs
-from askew.paper.images_words import data_words, net_words
-from askew.paper.low_bit import FULL, LowBit
-from askew.report.runs import Stat, apart, stat, summary_values, unique
+from askew.paper.images_words import GAP, best_words, data_words, gap_words, net_words, place_words
+from askew.paper.low_bit import FULL, LowBit, Row
+from askew.report.runs import Stat, unique
 from askew.train.record import Record
 
 
@@ -19,17 +20,6 @@ def runs_of(table: LowBit, records: Sequence[Record]) -> Runs:
         (row.key, kind): table.settings(row, kind) or {} for row in table.rows for kind in KINDS
     }
     return gathered(table.name, "row", settings, records)
-
-
-def score(runs: Runs, key: str, kind: Kind) -> Stat | None:
-    """Mean and spread over the seeds that have been run."""
-    return stat(summary_values(runs[key, kind], "accuracy"))
-
-
-def gap(runs: Runs, key: str, kind: Kind) -> float | None:
-    """Full precision (weights and activations) at the same kind of schedule minus this row."""
-    full, own = score(runs, FULL, kind), score(runs, key, kind)
-    return full.mean - own.mean if full and own and key != FULL else None
 
 
 def note(table: LowBit, runs: Runs, how: str) -> str:
@@ -43,7 +33,7 @@ def note(table: LowBit, runs: Runs, how: str) -> str:
     return (
         f"{shown + '. ' if shown else ''}After the last epoch, weights on their levels, BatchNorm and activation "
         f"scales re-estimated on training images; mean ± sample standard deviation over n seeds{printed}. Levels: of "
-        f"one weight. Gap: full precision at the same kind of schedule minus this.{papers} Best schedule: cosine, "
+        f"one weight. {GAP}.{papers} Best schedule: cosine, "
         f"settings {how}.{taught}{starred}"
     )
 
@@ -85,19 +75,25 @@ def verdicts(table: LowBit, runs: Runs) -> list[str]:
 
 def _verdict(table: LowBit, runs: Runs, widths: str, taught: bool) -> list[str]:
     here = [row for row in table.rows if row.widths == widths and (row.taught is not None) == taught]
-    ours = [(own, row) for row in here if row.ours and (own := score(runs, row.key, "best"))]
+    ours = [(own, row) for row in here if row.ours and (own := score_of(runs, row.key, "best"))]
     if not ours:
         return []
     top, row = max(ours, key=lambda one: one[0].mean)
-    below = gap(runs, row.key, "best")
-    place = "" if below is None else f", {abs(below):.2f} points {'below' if below >= 0 else 'above'} full precision"
+    below = gap(runs, FULL, row.key, "best")
+    place = "" if below is None else f", {gap_words(below)}"
     picked = f" (the highest of {len(ours)} forms of level-first here)" if len(ours) > 1 else ""
     text = f"{row.label} scores {top.mean:.2f}%{picked} at its best schedule{place}."
-    found = [(score(runs, row.key, kind), row.label) for row in here if not row.ours for kind in KINDS]
-    rivals = [(own, label) for own, label in found if own]
-    if rivals:
-        best, nearest = max(rivals, key=lambda one: one[0].mean)
-        others = f"every other {'taught ' if taught else ''}method at these widths"
-        verb = f"ahead of {others}, the nearest being" if top.mean > best.mean else "NOT ahead of"
-        text += f" It is {verb} {nearest}, by {apart(top, best)}."
-    return [text]
+    others = f"every other {'taught ' if taught else ''}method at these widths"
+    if rivals := _highest(here, lambda key, kind: score_of(runs, key, kind)):
+        text += f" It is {place_words(top, rivals, others)}."
+    heights, height = _highest(here, lambda key, kind: best_of(runs, key, kind)), best_of(runs, row.key, "best")
+    return [f"{text} {best_words(height, heights, others)}" if heights and height else text]
+
+
+def _highest(rows: Sequence[Row], scored: Callable[[str, Kind], Stat | None]) -> dict[str, Stat]:
+    """Each rival by its label, at the kind of schedule where it scores higher."""
+    out: dict[str, Stat] = {}
+    for row in rows:
+        found = [] if row.ours else [own for kind in KINDS if (own := scored(row.key, kind))]
+        out |= {row.label: max(found, key=lambda own: own.mean)} if found else {}
+    return out

@@ -22,13 +22,25 @@ VALUES = {
     "askew": "50.23±0.37",
 }
 SEARCHES = {  # TinyImageNet's own, for the methods that it is run with more than once
-    "full-precision": Search(({"lr": 0.001}, {"lr": 0.003}, {"lr": 0.01}, {"lr": 0.03}), chosen=3),
+    "full-precision": Search(
+        (
+            {"lr": 0.001},
+            {"lr": 0.003},
+            {"lr": 0.01},
+            {"lr": 0.03},
+            {"lr": 0.01, "weight_decay": 0.02},
+            {"lr": 0.01, "weight_decay": 0.1},
+            {"lr": 0.01, "weight_decay": 0.5},
+        ),
+        chosen=3,
+    ),
     "binaryconnect": Search(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.06}), chosen=1),
     "proxquant": Search(
         (
             {"lr": 0.01, "options": {"rate": 1e-4}},
             {"lr": 0.03, "options": {"rate": 1e-4}},
             {"lr": 0.03, "options": {"rate": 5e-5}},
+            {"lr": 0.03, "options": {"rate": 5e-5, "adjust": True}},
         ),
         chosen=1,
     ),
@@ -37,6 +49,8 @@ SEARCHES = {  # TinyImageNet's own, for the methods that it is run with more tha
             {"lr": 0.01, "options": {"anneal_end": 0.9}},
             {"lr": 0.03, "options": {"anneal_end": 0.9}},
             {"lr": 0.06, "options": {"anneal_end": 0.9}},
+            {"lr": 0.12, "options": {"anneal_end": 0.9}},
+            {"lr": 0.03, "weight_decay": 0.1, "options": {"anneal_end": 0.9}},
         ),
         chosen=2,
     ),

@@ -96,7 +96,7 @@ class ImageTraining:
     factor: float | None = None
     """What the learning rate is multiplied by at a milestone."""
     weight_decay: float | None = None
-    """AdamW's: a step shrinks each weight by this part of the learning rate (not with ASkew)."""
+    """AdamW's: a step shrinks each weight by this part of the learning rate."""
     alpha: float | None = None
     """ASkew's alpha."""
     start: float | None = None
@@ -179,6 +179,8 @@ class ImageTraining:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be 1 or more, got {value}")
+        if self.workers < 0:
+            raise ValueError(f"workers must be 0 or more, got {self.workers}")
         check_average(self.recipe.average)
         if not 0 <= self.recipe.weight_decay < math.inf:
             raise ValueError(f"weight_decay must be 0 or more and finite, got {self.weight_decay}")
@@ -186,8 +188,8 @@ class ImageTraining:
             raise ValueError(f"seed must lie in 0..2^32-1, got {self.seed}")
         if self.teacher_share is not None and not (self.teacher and 0 < self.teacher_share <= 1):
             raise ValueError(f"teacher_share, above 0 and up to 1, needs a teacher: got {self.teacher_share!r}")
-        if self.affine_rate is not None and not (self.learns_norms and self.affine_rate > 0):
-            raise ValueError(f"affine_rate, above 0, needs affine: got {self.affine_rate!r}")
+        if self.affine_rate is not None and not (self.learns_norms and 0 < self.affine_rate < math.inf):
+            raise ValueError(f"affine_rate, above 0 and finite, needs affine: got {self.affine_rate!r}")
         self._check_unused()
         self._check_options()
         if self.min_lr is not None and self.min_lr > self.recipe.lr:
@@ -199,8 +201,6 @@ class ImageTraining:
         for name, users in USERS.items():
             if getattr(self, name) is not None and self.method not in users:
                 raise ValueError(f"{name} is a setting of {', '.join(users)}; {self.method} has none")
-        if self.weight_decay and self.recipe.annealing(self.method) is not None:
-            raise ValueError(f"weight_decay would pull weights off their levels: {self.method} has none")
         schedule = self.recipe.schedule
         for name, shape in SHAPES.items():
             if getattr(self, name) is not None and schedule != shape:
@@ -221,7 +221,8 @@ class ImageTraining:
     def _check_options(self) -> None:
         if self.recipe.annealing(self.method) is not None:
             if self.recipe.options:
-                raise ValueError(f"{self.method} has no options but alpha, start, end, power, by, stagger and K")
+                own = [name for name, users in USERS.items() if self.method in users]
+                raise ValueError(f"{self.method} has no options; it has --{', --'.join(own)}")
             return
         try:
             made = method(self.method, **self.recipe.options)

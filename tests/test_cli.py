@@ -1,10 +1,11 @@
 """The command line: what a user types, what comes out, and what a mistake gets."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from askew import cli
+from askew import cli, entry
 
 
 def test_paper_command_writes_record_table_figure_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,6 +39,25 @@ def test_report_on_a_folder_without_records(tmp_path: Path, capsys: pytest.Captu
     with pytest.raises(SystemExit):
         cli.main(["report", str(tmp_path)])
     assert "no records of" in " ".join(capsys.readouterr().err.split())
+
+
+def test_only_tables_of_the_paper_go_into_a_readme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["report", str(tmp_path), "--readme", str(tmp_path / "README.md")])
+    assert "no records of askew paper" in " ".join(capsys.readouterr().err.split())
+
+
+def test_ctrl_c_while_the_command_is_loading_ends_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "main", interrupted)
+    monkeypatch.setattr(sys, "argv", ["askew", "train"])
+    with pytest.raises(SystemExit) as stop:
+        entry.main()
+    assert stop.value.code == 130 and capsys.readouterr().err == "askew: stopped\n"
 
 
 def test_a_flag_with_three_values_is_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
     If the block or the disk fails, the file that was at `path` before stays as it is and nothing is left beside it.
     """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder to write to", str(path.parent))
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     hold(handle)  # so that nobody takes it for one that a killed process left
     try:

@@ -197,6 +197,8 @@ def paper(config: Paper, console: Console) -> None:
 def report(config: Report, console: Console) -> None:
     """Tables, figures and page anew, from the records of a folder."""
     records = load_all(config.folder)
+    if config.readme is not None and registry.experiment_of(records) is None:
+        raise ValueError(f"readme: {config.folder} holds no records of askew paper, whose tables go into a README")
     if any(record.experiment == demo.EXPERIMENT for record in records):
         demo.present([r for r in records if r.experiment == demo.EXPERIMENT], config.folder, console)
         return

@@ -6,13 +6,17 @@ import sys
 
 
 def main() -> None:
-    """askew predict ... runs here, with numpy; any other command in askew.cli."""
-    if sys.argv[1:2] == ["predict"]:
-        predict(sys.argv[2:])
-        return
-    from askew.cli import main as everything
+    """askew predict ... runs here, with numpy; any other command in askew.cli. Ctrl-C ends in one line, always."""
+    try:
+        if sys.argv[1:2] == ["predict"]:
+            predict(sys.argv[2:])
+            return
+        from askew.cli import main as everything
 
-    everything()
+        everything()
+    except KeyboardInterrupt:
+        sys.stderr.write("askew: stopped\n")
+        sys.exit(130)
 
 
 def predict(arguments: list[str]) -> None:

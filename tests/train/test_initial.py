@@ -11,6 +11,7 @@ from torch import nn
 
 from askew.models.resnet import ResNet18
 from askew.models.small_conv import small_conv
+from askew.train.checkpoint import CheckpointError, read_file
 from askew.train.images import train_images
 from askew.train.initial import initialise, match, our_name, plain_name, spread
 
@@ -80,10 +81,19 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(ValueError, match="no tensors by name"):
         initialise(small_conv(8), tmp_path / "list.pt")
+    torch.save(small_conv(4).state_dict(), tmp_path / "narrow.pt")
+    with pytest.raises(ValueError, match=r"other shapes: .* there, .* here"):
+        initialise(small_conv(8), tmp_path / "narrow.pt")
+    torch.save(nn.Linear(2, 2), tmp_path / "pickled.pt")
+    with pytest.raises(ValueError, match="save a state_dict") as refused:
+        initialise(small_conv(8), tmp_path / "pickled.pt")
+    assert "weights_only" not in str(refused.value)
+    with pytest.raises(CheckpointError, match="save a state_dict"):
+        read_file(tmp_path / "pickled.pt")
     (tmp_path / "bad.safetensors").write_bytes(b"nothing at all")
     with pytest.raises(ValueError, match="cannot be read"):
         initialise(small_conv(8), tmp_path / "bad.safetensors")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="no such file to start from"):
         initialise(small_conv(8), tmp_path / "none.pt")
 
 

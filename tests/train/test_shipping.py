@@ -19,6 +19,7 @@ from askew import cli, entry
 from askew.data.imagenet import MEAN, STD, ImageNet
 from askew.data.loader import normalise
 from askew.optim import MethodOptimizer, snapped
+from askew.ship.predict import Predict, predict
 from askew.train.checkpoint import CheckpointError, read_file
 from askew.train.images import build_model, build_optimizer, load_images, train_images
 from askew.train.record import Record
@@ -74,7 +75,7 @@ def rebuilt(folder: Path, data: Path | None = None) -> tuple[nn.Module, MethodOp
     model.load_state_dict(payload["model"])
     optimizer.load_state_dict(payload["parts"]["optimizer"])
     if data is not None:
-        prepare(job, model, optimizer, 20000)
+        prepare(job, model, optimizer, 20000, record.config["data_digest"])
     return model.eval(), optimizer
 
 
@@ -88,6 +89,16 @@ def test_an_export_takes_the_images_that_the_run_has_seen(run: tuple[Path, Path]
         job = settings_of(Record(**json.loads(read_file(path.parent / "last.pt")["record"])), data)
         assert seen[name] == pytest.approx(load_images(job).train.mean)
     assert len({tuple(mean) for mean in seen.values()}) == 3
+
+
+def test_an_export_refuses_other_images_than_the_runs(run: tuple[Path, Path], tmp_path: Path) -> None:
+    other = pictures(tmp_path / "other", train=5)
+    with pytest.raises(ValueError, match="holds other images than the run was trained on"):
+        export_run(Export(run[0], tmp_path / "net.askew", other))
+    assert not (tmp_path / "net.askew").exists()
+    for wrong in ({"images": 5}, {"images": 0, "data": run[1]}):
+        with pytest.raises(ValueError, match="images, 1 or more, are taken from --data"):
+            Export(run[0], tmp_path / "net.askew", **wrong)
 
 
 def test_a_run_on_imagenet_ships_with_what_pictures_need(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,6 +132,7 @@ OTHERS = [
     {"stagger": 0.5},
     {"affine": False, "activation_bits": 1},
     {"method": "luq", "bits": 4, "activation_bits": 4, "gradient_bits": 4},
+    {"bits": 2, "form": "symmetric", "weight_decay": 0.1},
     {"bits": 2, "form": "ternary", "scale": "abs-mean"},
     {"method": "lsq", "bits": 2, "activation_bits": 4, "form": "symmetric"},
     {"method": "parq", "bits": 2, "activation_bits": 4},
@@ -205,5 +217,13 @@ def test_bad_input_ends_with_one_line(
         assert stop.value.code == 2
         line = capsys.readouterr().err
         assert line.count("\n") == 1 and any(part in line for part in message.split("|")), line
+    np.save(tmp_path / "none.npy", np.zeros((0, 3, 32, 32), np.float32))
+    np.save(tmp_path / "nan.npy", np.full((1, 3, 32, 32), np.nan, np.float32))
+    for name, said in (("none", "an empty array"), ("nan", "NaN or infinite"), ("x", "x.npy: ")):
+        with pytest.raises(ValueError, match=said):
+            predict(Predict(tmp_path / "net.askew", (tmp_path / f"{name}.npy",)))
+    with pytest.raises(FileNotFoundError, match="no such folder to write to") as missing:
+        export_run(Export(folder, tmp_path / "nowhere" / "net.askew"))
+    assert missing.value.filename == str(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="no training run"):
         export_run(Export(tmp_path / "nothing", tmp_path / "out.askew"))

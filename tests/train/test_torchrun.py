@@ -26,6 +26,7 @@ from two_processes import RANKS, all_done, brought_back, close, result
 
 import askew
 from askew.methods.registry import method
+from askew.nn import QuantizedGradient, logarithmic, shared_scales
 from askew.optim import ASkew, MethodOptimizer
 from askew.train.batchnorm import GlobalBatchNorm, global_batchnorm
 from askew.train.config import TrainConfig
@@ -223,11 +224,30 @@ def meeting(rank: int, folder: Path) -> Any:
     return {"rank": here.rank, "total": float(total), "mean": float(mean), "said": said, "yes": here.agree(True, "")}
 
 
+def drawn(rank: int, folder: Path) -> Any:
+    """A gradient on LUQ's grid in two processes whose generators are alike; the first one's part is larger."""
+    layer = nn.Sequential(QuantizedGradient(3))
+    torch.manual_seed(5)
+    out = []
+    with shared_scales(layer):
+        for part in (gradients()[rank], gradients()[rank][: 0 if rank else 4]):
+            x = torch.zeros_like(part, requires_grad=True)
+            layer(x).backward(part)
+            out.append(x.grad)
+    return out
+
+
+def gradients() -> list[Tensor]:
+    g = torch.Generator().manual_seed(4)
+    return [scale * torch.rand(500, generator=g, dtype=torch.float64) for scale in (4.0, 1.0)]
+
+
 TASKS: dict[str, Callable[[int, Path], Any]] = {
     **{name: lambda rank, _, config=config: run(config, rank, RANKS) for name, config in RUNS.items()},
     "interrupted": interrupted,
     "normalised": normalised,
     "meeting": meeting,
+    "drawn": drawn,
 }
 
 
@@ -296,6 +316,20 @@ def test_batchnorm_over_processes_is_that_of_the_whole_batch(brought: list[dict[
             close(part["eval"], layer.eval()(x).detach(), tolerance, f"{label} eval")
         for i, p in enumerate(layer.parameters()):
             close(sum(part["affine"][i] for part in parts), p.grad, tolerance, f"{label} affine")
+
+
+def test_gradients_in_two_processes_have_one_grid_and_draws_of_their_own(brought: list[dict[str, Any]]) -> None:
+    (first, _), (second, empty) = result(brought, "drawn")
+    top = float(gradients()[0].max())
+    allowed = torch.tensor([0.0, top / 4, top / 2, top], dtype=torch.float64)
+    for own, found in zip(gradients(), (first, second), strict=True):
+        assert bool(torch.isclose(found[:, None], allowed).any(1).all())
+        assert float((found - own).mean()) == pytest.approx(0, abs=5 * top / 500**0.5)
+    assert float(second.max()) == pytest.approx(top / 4)
+    assert empty.shape == (0,)
+    torch.manual_seed(5)
+    alike = logarithmic(gradients()[1], 3, gradients()[0].max())
+    assert not torch.equal(alike, second)
 
 
 def test_processes_add_up_and_agree(brought: list[dict[str, Any]]) -> None:

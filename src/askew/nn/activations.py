@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from askew.nn.gradients import QuantizedGradient
 from askew.nn.sawb import limits, moments, pooled, signed_scale, tally, unsigned_scale
 from askew.nn.straight_through import SignGradient, check_sign_gradient, integer_codes, round_to, sign
 from askew.optim.sharding import gathered
@@ -113,8 +114,11 @@ class QuantizedActivation(nn.Module):
 
 @contextmanager
 def shared_scales(model: nn.Module) -> Iterator[None]:
-    """Inside, activation scales are those of the whole batch over all processes, which must call together."""
-    layers = [m for m in model.modules() if isinstance(m, QuantizedActivation)]
+    """Inside, scales of activations and gradients are those of the whole batch over all processes.
+
+    These must call together.
+    """
+    layers = [m for m in model.modules() if isinstance(m, (QuantizedActivation, QuantizedGradient))]
     before = [layer.shared for layer in layers]
     for layer in layers:
         layer.shared = True

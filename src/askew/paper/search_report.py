@@ -62,21 +62,25 @@ def chosen_how(candidates: Sequence[Candidate], searched: Sequence[Record], othe
 
 
 def settings_table(candidates: Sequence[Candidate], searched: Sequence[Record]) -> Grid:
-    """Every setting that ran or was tried, and what the search found."""
-    lines, methods = [], []
+    """Every setting that is in use or was tried, and what the search found."""
+    lines, methods, left = [], [], 0
     for c in candidates:
         before = len(lines)
         if c.paper is not None:
             lines.append((c.label, words(c.paper), f"paper's schedule ({c.origin})", NONE))
         for tried in c.search.tried if c.search else ():
             used = "best schedule" if c.search and tried == c.search.winner else ""
-            lines.append((c.label, words(tried), used, cell(c.held_out(tried, searched), 2)))
+            held_out = c.held_out(tried, searched)
+            if used or held_out:
+                lines.append((c.label, words(tried), used, cell(held_out, 2)))
+            left += not (used or held_out)
         methods += [c.method] * (len(lines) - before)
     found = (
         f"Held-out: accuracy (%) on {_held(searched)} training images left out of one run of {_epochs(searched)}."
         if searched
         else "No search was run."
     )
+    found += f" Not shown: {left} settings of the search that have not run." if left else ""
     return Grid(
         ("method", "settings", "used at", "held-out"),
         tuple(lines),

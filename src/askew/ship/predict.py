@@ -48,7 +48,10 @@ def predict(config: Predict) -> list[Prediction]:
     outputs: list[np.ndarray] = []
     for path in config.inputs:
         x = read(path, net)
-        y = np.concatenate([net(x[i : i + BATCH]) for i in range(0, len(x), BATCH)])
+        try:
+            y = np.concatenate([net(x[i : i + BATCH]) for i in range(0, len(x), BATCH)])
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path}: {error}") from error
         if y.ndim != 2:
             raise ValueError(f"{config.net}: gives {y.shape[1:]} for an input; predict is for nets that give classes")
         names = [str(path)] if len(y) == 1 else [f"{path}[{i}]" for i in range(len(y))]
@@ -68,6 +71,10 @@ def read(path: Path, net: Net) -> np.ndarray:
         x = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: cannot be read as an array ({error})") from error
+    if not x.size:
+        raise ValueError(f"{path}: an empty array, of shape {x.shape}")
+    if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
+        raise ValueError(f"{path}: holds NaN or infinite numbers")
     return x[None] if x.ndim == len(net.input.settings["shape"]) else x
 
 

@@ -238,7 +238,8 @@ def _plain_module(name: str, m: nn.Module) -> tuple[str, dict[str, Any]]:
             return "max_pool", settings | {"dilation": _two(m.dilation)}
         if isinstance(m, nn.AvgPool2d) and m.divisor_override is None:
             return "avg_pool", settings | {"count_include_pad": m.count_include_pad}
-    raise ShipError(f"{name}: the module {m} is not supported in a shipped net (docs/ship.md lists those that are)")
+    what = f"{type(m).__name__}({m.extra_repr()})"
+    raise ShipError(f"{name}: the module {what} is not supported in a shipped net (docs/ship.md lists those that are)")
 
 
 def check_hooks(name: str, m: nn.Module) -> None:

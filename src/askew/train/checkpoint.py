@@ -7,6 +7,7 @@ leaves the file that was there before.
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import zipfile
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from askew.train.config import MACHINE, WATCHED
 from askew.train.record import Record, plain
 
 FORMAT = 1
+NOT_TENSORS = "damaged, or more than tensors and plain values (a pickled object): save a state_dict"
 OF_THE_MACHINE = ("fused", "capturable", "foreach")  # options of a torch optimizer that change how, not what it does
 
 
@@ -174,6 +176,8 @@ def read_file(path: Path) -> dict[str, Any]:
         payload = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {NOT_TENSORS}") from error
     except Exception as error:  # torch raises many kinds for a damaged file
         raise CheckpointError(f"checkpoint {path} cannot be read: damaged or not a checkpoint ({error})") from error
     if not isinstance(payload, dict) or payload.get("format") != FORMAT:

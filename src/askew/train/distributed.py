@@ -1,7 +1,8 @@
 """One run in several processes (`torchrun`): each takes its part of every batch, all hold the same weights.
 
 The result is that of one process at the same global batch, up to rounding: gradients are averaged (DDP), BatchNorm
-normalises by the statistics of the whole batch, losses and scores are those of all parts together.
+normalises by the statistics of the whole batch, losses and scores are those of all parts together. Gradients on a
+random grid (`--gradient-bits`) have the scale of the whole batch, but each process draws its own part.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from askew.train.checkpoint import Origin, check_sums, origin
+from askew.train.checkpoint import NOT_TENSORS, Origin, check_sums, origin
 
 logger = logging.getLogger("askew")
 PREFIXES = ("module.", "model.", "_orig_mod.", "net.", "backbone.")
@@ -64,8 +65,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         found: Any = torch.load(path, map_location="cpu", weights_only=True)
     except ImportError as error:
         raise ImportError(f"{path}: reading it needs the package safetensors") from error
-    except FileNotFoundError:
-        raise
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{path}: no such file to start from or to learn from") from error
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{path}: {NOT_TENSORS}") from error
     except Exception as error:  # torch and safetensors raise many kinds for a damaged file
         raise ValueError(f"{path}: cannot be read as a checkpoint ({error})") from error
     for key in ("state_dict", "model_state_dict", "model"):
@@ -122,7 +125,8 @@ def initialise(model: nn.Module, path: str | Path) -> Matched:
     theirs, ours = read_weights(Path(path)), model.state_dict()
     found = match(ours, theirs)
     if not any(ours[own].ndim > 1 for own in found.pairs):
-        examples = f"{', '.join(list(theirs)[:3])} there, {', '.join(list(ours)[:3])} here"
+        names = f"{', '.join(list(theirs)[:3])} there, {', '.join(list(ours)[:3])} here"
+        examples = f"other shapes: {', '.join(found.shapes[:3])}" if found.shapes else names
         raise ValueError(f"{path}: no weight of it matches one of {type(model).__name__} ({examples})")
     for own, other in found.pairs.items():
         ours[own].copy_(theirs[other])

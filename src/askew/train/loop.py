@@ -26,6 +26,7 @@ from askew.train.evaluate import Score, reestimate_batchnorm, score
 from askew.train.record import Record, plain
 from askew.train.source import Source
 from askew.train.stepper import Eager, Static, Stepper, autocast, loss_of
+from askew.train.stopping import Stop, heeded
 from askew.train.teacher import Objective, labelled
 
 OnStatus = Callable[[Status], None]
@@ -88,13 +89,15 @@ def fit(
     goes, one every few seconds for the loss.
 
     With a keeper the run is saved as it goes, and goes on from last.pt if there is one, bit for bit on the CPU; the
-    record returned is then the saved one, continued.
+    record returned is then the saved one, continued. Ctrl-C and SIGTERM then end it (one process) after the step under
+    way, of static steps after the epoch, and it is saved there.
 
     In several processes (torch.distributed) all of them call, with sources that give each its part of every batch; the
     first one alone writes files and tells how it goes.
     """
-    with together(model) as forward:
+    with together(model) as forward, heeded(keeper is not None and world().size == 1) as stop:
         run = _Run(model, forward, optimizer, scheduler, train, test, config, record, on_status, keeper, objective)
+        run.stop = stop
         try:
             run.resume()
             if run.position == Position(0, 0):
@@ -142,6 +145,7 @@ class _Run:
         self.diagnosis: Diagnosis | None = None
         self.mean_loss: float | None = None  # of the last epoch, or of the last steps in an epoch that takes long
         self.last_read: float | None = None
+        self.stop = Stop()
 
     @property
     def accuracy(self) -> float | None:
@@ -211,6 +215,8 @@ class _Run:
             if self.keeper and every and (index + 1) % every == 0 and index + 1 < self.steps_per_epoch:
                 self.keep(self.keeper.last)
             self.tell(epoch * self.steps_per_epoch + index + 1, epoch + 1)
+            if self.stop and not self.config.static and index + 1 < self.steps_per_epoch:
+                self.stop_here()
         self.flush()
         self.spent("train_seconds")
         self.look(epoch + 1)
@@ -219,6 +225,15 @@ class _Run:
         if self.keeper and self.due(epoch + 1, self.keeper):
             self.keep(self.keeper.last)
             self.kept = time.perf_counter()
+        if self.stop and epoch + 1 < self.config.epochs:
+            self.stop_here()
+
+    def stop_here(self) -> None:
+        """Save the run where it stands, and end."""
+        self.spent("train_seconds")
+        if self.keeper:
+            self.keep(self.keeper.last)
+        self.stop.end()
 
     def due(self, epoch: int, keeper: Keeper) -> bool:
         """Whether to keep the run after this epoch; a process decides alone, for the first one alone writes."""

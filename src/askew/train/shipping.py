@@ -17,7 +17,7 @@ from askew.ship.export import Exported, export
 from askew.train.checkpoint import CheckpointError, read_file
 from askew.train.distributed import World
 from askew.train.evaluate import reestimate_batchnorm
-from askew.train.images import ImageTraining, build_model, build_optimizer, load_images, load_sources
+from askew.train.images import ImageTraining, build_model, build_optimizer, digest_of, load_images, load_sources
 from askew.train.loop import last_value
 from askew.train.record import Record
 from askew.train.source import Shelf, Source, image_sources
@@ -25,7 +25,7 @@ from askew.train.worker_source import WorkerSource
 
 # what of a run's settings decides its net and its levels; the optimizer's state brings the rest
 DECISIVE = ("method", "bits", "activation_bits", "form", "per", "scale", "sign_gradient", "seed", "skip")
-BATCH = 500
+BATCH, IMAGES = 500, 20000
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,14 @@ class Export:
     """Write an ONNX file too (needs the package onnx)."""
     torchao: Path | None = None
     """Write the model's state dict too, its Linear weights as torchao tensors (needs the package torchao)."""
-    images: int = 20000
-    """Training images for BatchNorm."""
+    images: int | None = None
+    """Training images for BatchNorm (20,000 if not given); with --data."""
     wide: bool = False
     """Store 17 levels in 8 bits a weight (5 in 4), twice the bits of one level less; an error without it."""
+
+    def __post_init__(self) -> None:
+        if self.images is not None and (self.data is None or self.images < 1):
+            raise ValueError(f"images, 1 or more, are taken from --data: got {self.images} with --data {self.data}")
 
 
 def export_run(config: Export) -> Exported:
@@ -62,7 +66,7 @@ def export_run(config: Export) -> Exported:
     optimizer.load_state_dict(payload["parts"]["optimizer"])
     about: dict[str, Any] = {"run": record.config.get("train_set"), "accuracy": last_value(record, "accuracy")}
     if config.data is not None:
-        about |= prepare(job, model, optimizer, config.images)
+        about |= prepare(job, model, optimizer, config.images or IMAGES, record.config.get("data_digest"))
     more: dict[str, Any] = {"onnx": config.onnx, "torchao": config.torchao, "wide": config.wide}
     return export(model.eval(), optimizer, config.out, record=record.name, about=about, **more)
 
@@ -90,9 +94,14 @@ def settings_of(record: Record, data: Path | None) -> ImageTraining:
     )
 
 
-def prepare(job: ImageTraining, model: nn.Module, optimizer: MethodOptimizer, images: int) -> dict[str, Any]:
-    """Re-estimate BatchNorm on training images at the snapped weights; returns what pictures need to be shown to it."""
-    train, about = training_images(job)
+def prepare(
+    job: ImageTraining, model: nn.Module, optimizer: MethodOptimizer, images: int, digest: str | None
+) -> dict[str, Any]:
+    """Re-estimate BatchNorm on training images at the snapped weights; returns what pictures need to be shown to it.
+
+    digest: of the images that the run was trained and scored on, as far as its record says; others are an error.
+    """
+    train, about = training_images(job, digest)
     taken = []
     for batch in train.seen(BATCH):
         taken.append(batch)
@@ -103,15 +112,23 @@ def prepare(job: ImageTraining, model: nn.Module, optimizer: MethodOptimizer, im
     return about
 
 
-def training_images(job: ImageTraining) -> tuple[Source, dict[str, Any]]:
+def training_images(job: ImageTraining, digest: str | None) -> tuple[Source, dict[str, Any]]:
     """The run's training images, and what a picture has to go through to be like them."""
     cpu = torch.device("cpu")
     if job.dataset == "imagenet":
-        source = load_sources(job, cpu, World(), Shelf()).train
+        source, _, loaded = load_sources(job, cpu, World(), Shelf())
+        check_images(job, loaded["data_digest"], digest)
         assert isinstance(source, WorkerSource)
         shown = {"mean": source.mean.tolist(), "std": source.std.tolist(), "classes": list(source.data.classes)}
         return source, shown | {"resize": job.resize, "crop": job.crop}
     splits = load_images(job)
+    check_images(job, digest_of(*splits), digest)
     train, _ = image_sources(splits, min(BATCH, len(splits.train)), job.seed, cpu, job.padding)
     mean, std = [float(v) for v in splits.train.mean], [float(v) for v in splits.train.std]
     return train, {"mean": mean, "std": std, "classes": list(splits.train.classes)}
+
+
+def check_images(job: ImageTraining, found: str, digest: str | None) -> None:
+    """ValueError for other images than the run's."""
+    if digest is not None and found != digest:
+        raise ValueError(f"{job.data}: holds other images than the run was trained on; give the run's own with --data")

@@ -30,6 +30,7 @@ from askew.paper.cifar_w1a1 import CifarW1A1
 from askew.paper.cifar_w1a1_taught import CifarW1A1Taught
 from askew.paper.imagenet_low import ImageNetLow
 from askew.paper.tiny_low import TinyLow
+from askew.train.image_config import ImageTraining
 from askew.train.record import Record, load
 
 TABLES = {
@@ -259,7 +260,7 @@ def test_a_method_has_the_options_that_its_row_names(tmp_path: Path) -> None:
     """`askew train`'s recipe for PARQ anneals until 90%; a row that says nothing gets PARQ's own default."""
     tried = low_bit.plan(tiny_low.TABLE, TinyLow(tmp_path, search=True, methods=("parq",), device="cpu"))
     two = [job for job in tried if job.bits == 2]
-    assert [dict(job.recipe.options) for job in two] == [{}, {}, {}, {"anneal_end": 0.9}]
+    assert [dict(job.recipe.options) for job in two] == [*[{}] * 3, *[{"anneal_end": 0.9}] * 3]
     (best,) = low_bit.plan(cifar_w1a1.TABLE, CifarW1A1(tmp_path, seeds=1, methods=("parq",), device="cpu"))
     assert dict(best.recipe.options) == {"anneal_end": 0.9}
 
@@ -271,3 +272,11 @@ def test_a_trial_with_few_images_takes_them_as_one_batch(tmp_path: Path) -> None
 
     assert batches() == {512} and batches(images=600) == {512} and batches(images=100) == {100}
     assert batches(images=100, search=True, holdout=20) == {80}
+
+
+def test_a_row_decays_weights_only_if_it_says_so(tmp_path: Path) -> None:
+    """`askew train` decays level-first's at few bits on TinyImageNet; a row that says nothing does not."""
+    assert ImageTraining(tmp_path, "tiny-imagenet", bits=2, device="cpu").recipe.weight_decay > 0
+    for search in (False, True):
+        for job in low_bit.plan(tiny_low.TABLE, TinyLow(tmp_path, search=search, device="cpu")):
+            assert job.row and (job.recipe.weight_decay > 0) == ("weight_decay" in job.row.key)

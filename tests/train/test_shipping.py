@@ -133,6 +133,8 @@ OTHERS = [
     {"affine": False, "activation_bits": 1},
     {"method": "luq", "bits": 4, "activation_bits": 4, "gradient_bits": 4},
     {"bits": 2, "form": "symmetric", "weight_decay": 0.1},
+    {"scale": "abs-mean", "per": "channel", "weight_decay": 0.1},
+    {"scale": "abs-mean", "activation_bits": 1},
     {"bits": 2, "form": "ternary", "scale": "abs-mean"},
     {"method": "lsq", "bits": 2, "activation_bits": 4, "form": "symmetric"},
     {"method": "parq", "bits": 2, "activation_bits": 4},

@@ -17,6 +17,8 @@ from askew.train.record import Record
 
 EXPERIMENT = Experiment("cifar-ideas", "Ideas for one bit a weight on CIFAR-10", {"dataset": "cifar10"}, ())
 OURS, ROUNDED, STRAIGHT = "askew-level-first", "askew-level-first-rounded", "binaryconnect"
+FLOAT = "full-precision"
+SCALED: Settings = {"lr": 0.03, "scale": "abs-mean", "weight_decay": 0.03}
 BC: Settings = {"lr": 0.03}
 LONGER: Settings = {"lr": 0.06, "options": {"anneal_end": 0.9}}
 MIRROR: Settings = {"lr": 0.03, "options": {"beta": 1.0, "growth": 1.1}}
@@ -82,7 +84,7 @@ def _long_taught(
 
 def _signs(key: str, label: str, more: Settings, method: str = STRAIGHT, teacher: str | None = None) -> Idea:
     """A row with one-bit activations; real weights have a smaller learning rate."""
-    own = {"lr": 0.01 if method == "full-precision" else 0.03, "activation_bits": 1, **more}
+    own = {"lr": 0.01 if method == FLOAT else 0.03, "activation_bits": 1, **more}
     return Idea(f"signs{key}", label, own | ({"teacher_share": 0.9} if teacher else {}), method, teacher)
 
 
@@ -94,8 +96,8 @@ def _together(beside: str, label: str, settings: Settings, method: str) -> Idea:
 
 QUESTIONS: dict[str, tuple[Idea, ...]] = {
     "What there is to gain": (
-        Idea("full", "full precision, lr .01", {"lr": 0.01}, "full-precision"),
-        Idea(FULL, "full precision, lr .03", {"lr": 0.03}, "full-precision"),
+        Idea("full", "full precision, lr .01", {"lr": 0.01}, FLOAT),
+        Idea(FULL, "full precision, lr .03", {"lr": 0.03}, FLOAT),
         Idea("binaryconnect", "BinaryConnect", BC, STRAIGHT),
         Idea("binaryconnect-cold", "BinaryConnect once more, the same settings", {**BC, **COLD}, STRAIGHT),
         Idea("stochastic", "BinaryConnect, weights drawn at random", {"lr": 0.03}, "binaryconnect-stochastic"),
@@ -136,13 +138,29 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         _long("rounded", "computing with the nearest levels, lr .06 to 0, linear", {**ROUND_COLD, "lr": 0.06}, ROUNDED),
         _long("rounded-two", "the same, square of time", {**ROUND_COLD, "lr": 0.06, "power": 2.0}, ROUNDED),
         _long("rounded-03", "the same, linear, lr .03 to 0", ROUND_COLD, ROUNDED),
+        _long("half-faster", "square root of time, all captured after 85%, lr .06 to 0", {**EARLY, "lr": 0.06}),
+        _long("half-decay", "the same, lr .03, a scale (mean size) and weight decay .03", {**EARLY, **SCALED}),
         _long("binaryconnect", "BinaryConnect", {**BC, **COLD}, STRAIGHT),
         _long("parq", "PARQ, lr .06, annealed until 90%", LONGER, "parq"),
-        _long("full", "full precision, lr .03", {"lr": 0.03}, "full-precision"),
+        _long("full", "full precision, lr .03", {"lr": 0.03}, FLOAT),
+    ),
+    "The rivals' settings, over the epochs of the tables": (
+        _long("full", "full precision, lr .03", {"lr": 0.03}, FLOAT),
+        _long("binaryconnect", "BinaryConnect, lr .03", {**BC, **COLD}, STRAIGHT),
+        _long("binaryconnect-slower", "BinaryConnect, lr .015", {**COLD, "lr": 0.015}, STRAIGHT),
+        _long("binaryconnect-06", "BinaryConnect, lr .06", {**COLD, "lr": 0.06}, STRAIGHT),
+        _long("binaryconnect-decay", "BinaryConnect, lr .03, a scale and weight decay", {**COLD, **SCALED}, STRAIGHT),
+        _long("mirror", "mirror descent, lr .03, beta from 1 on", MIRROR, "md-tanh"),
+        _long("mirror-slower", "the same, lr .015", {**MIRROR, "lr": 0.015}, "md-tanh"),
+        _long("parq", "PARQ, lr .06, annealed until 90%", LONGER, "parq"),
+        _long("parq-slower", "the same, lr .03", {**LONGER, "lr": 0.03}, "parq"),
+        _long("parq-decay", "the same, weight decay .1", {**LONGER, "lr": 0.03, "weight_decay": 0.1}, "parq"),
+        _long("full-decay", "full precision, lr .01, weight decay .1", {"lr": 0.01, "weight_decay": 0.1}, FLOAT),
+        _long("full-decay-less", "full precision, lr .03, weight decay .01", {"lr": 0.03, "weight_decay": 0.01}, FLOAT),
     ),
     "With affine BatchNorm and a teacher (90% of the loss), over the epochs of the tables": (
-        _long("full", "full precision, not affine, the teacher", {"lr": 0.03}, "full-precision"),
-        _long_taught("full", "full precision, not affine", {"lr": 0.03}, "full-precision", "long-full"),
+        _long("full", "full precision, not affine, the teacher", {"lr": 0.03}, FLOAT),
+        _long_taught("full", "full precision, not affine", {"lr": 0.03}, FLOAT, "long-full"),
         _long_taught("binaryconnect", "BinaryConnect", {**BC, **COLD, "affine": True}, STRAIGHT, "long-binaryconnect"),
         _long_taught(
             "binaryconnect-plain", "BinaryConnect, not affine", {**BC, **COLD}, STRAIGHT, "long-binaryconnect"
@@ -205,14 +223,14 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         Idea("rounded-cold", "level-first, computing with the nearest levels, learning rate to 0", ROUND_COLD, ROUNDED),
         _averaged("rounded-cold", "level-first, computing with the nearest levels", ROUND_COLD, ROUNDED),
         _averaged("binaryconnect-cold", "BinaryConnect", {**BC, **COLD}, STRAIGHT),
-        _averaged(FULL, "full precision", {"lr": 0.03}, "full-precision"),
+        _averaged(FULL, "full precision", {"lr": 0.03}, FLOAT),
     ),
     "BatchNorm with a learnt scale and bias for each channel": (
         Idea("rounded-cold", "level-first, computing with the nearest levels, without", ROUND_COLD, ROUNDED),
         _affine("rounded-cold", "level-first, computing with the nearest levels", ROUND_COLD, ROUNDED),
         _affine("binaryconnect-cold", "BinaryConnect", {**BC, **COLD}, STRAIGHT),
         _affine("parq-longer", "PARQ, lr .06, annealed until 90%", LONGER, "parq"),
-        _affine(FULL, "full precision", {"lr": 0.03}, "full-precision"),
+        _affine(FULL, "full precision", {"lr": 0.03}, FLOAT),
     ),
     "What a full-precision net can teach (its lr .03)": (
         Idea("level-first", "level-first, the labels alone"),
@@ -224,7 +242,7 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         _taught("binaryconnect-cold", "BinaryConnect once more", 0.9, {**BC, **COLD}, STRAIGHT, "binaryconnect-cold"),
         _taught("parq", "PARQ, lr .06, annealed until 90%", 0.9, LONGER, "parq", "parq-longer"),
         _taught("mirror", "mirror descent", 0.9, MIRROR, "md-tanh", "mirror"),
-        _taught("full", "full precision", 0.9, {"lr": 0.03}, "full-precision", FULL),
+        _taught("full", "full precision", 0.9, {"lr": 0.03}, FLOAT, FULL),
         Idea(
             "taught-by-mean",
             "BinaryConnect, 90% of the loss an averaged teacher's",
@@ -243,16 +261,16 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         _signs(
             "-rounded", "affine, level-first computing with the nearest levels", {**ROUND_COLD, "affine": True}, ROUNDED
         ),
-        _signs("-real", "not affine, real weights (W32/A1)", {}, "full-precision"),
-        _signs("-real-affine", "affine, real weights (W32/A1)", {"affine": True}, "full-precision"),
+        _signs("-real", "not affine, real weights (W32/A1)", {}, FLOAT),
+        _signs("-real-affine", "affine, real weights (W32/A1)", {"affine": True}, FLOAT),
     ),
     "Together: affine BatchNorm, running mean, and a teacher of that kind (90% of the loss)": (
         Idea("rounded-cold", "level-first, computing with the nearest levels, without", ROUND_COLD, ROUNDED),
         _together("rounded-cold", "level-first, computing with the nearest levels", ROUND_COLD, ROUNDED),
         _together("binaryconnect-cold", "BinaryConnect", {**BC, **COLD}, STRAIGHT),
         _together("parq-longer", "PARQ, lr .06, annealed until 90%", LONGER, "parq"),
-        Idea(BEST, "full precision, the teacher", {"lr": 0.03, **BOTH}, "full-precision", beside=FULL),
-        _together(FULL, "full precision", {"lr": 0.03}, "full-precision"),
+        Idea(BEST, "full precision, the teacher", {"lr": 0.03, **BOTH}, FLOAT, beside=FULL),
+        _together(FULL, "full precision", {"lr": 0.03}, FLOAT),
     ),
 }
 

@@ -23,7 +23,11 @@ from askew.train.grid_job import OnJob
 from askew.train.record import Record
 
 RATES: tuple[Settings, ...] = ({"lr": 0.003}, {"lr": 0.01}, {"lr": 0.03})
-FORMS: tuple[Settings, ...] = (*({**rate, "form": "symmetric"} for rate in RATES), {"lr": 0.01, "form": "int"})
+DECAYS: tuple[Settings, ...] = tuple({"lr": 0.01, "weight_decay": decay} for decay in (0.1, 0.3, 1.0))
+FORMS: tuple[Settings, ...] = (
+    *({**rate, "form": "symmetric"} for rate in (*RATES, *DECAYS)),
+    {"lr": 0.01, "form": "int"},
+)
 PAPER: Settings = {"lr": 0.06}
 
 
@@ -35,9 +39,18 @@ OURS = (
     *(level_first("symmetric", lr, start=start) for lr, start in ((0.01, 0.5), (0.03, 0.2), (0.06, 0.2))),
     level_first("int", 0.03, start=0.2),
     {**level_first("symmetric", 0.03), **EARLY},
+    *({**level_first("symmetric", 0.03), **EARLY, "weight_decay": decay} for decay in (0.03, 0.1, 0.3)),
 )
-ROUNDED = (*(level_first("symmetric", lr) for lr in (0.003, 0.01, 0.03)), level_first("symmetric", 0.01, start=0.2))
-OWN: tuple[Settings, ...] = (*RATES, {"lr": 0.01, "options": {"anneal_end": 0.9}})  # PARQ's own levels need no form
+ROUNDED = (
+    *(level_first("symmetric", lr) for lr in (0.003, 0.01, 0.03)),
+    level_first("symmetric", 0.01, start=0.2),
+    *({**level_first("symmetric", 0.03), **EARLY, "weight_decay": decay} for decay in (0.1, 0.3)),
+)
+OWN: tuple[Settings, ...] = (  # PARQ's own levels need no form
+    *RATES,
+    {"lr": 0.01, "options": {"anneal_end": 0.9}},
+    *({**decay, "options": {"anneal_end": 0.9}} for decay in DECAYS[1:]),
+)
 LEARNED: tuple[Settings, ...] = (*FORMS, {"lr": 0.01, "form": "symmetric", "options": {"rule": "sgd"}})
 SKEWED: tuple[Settings, ...] = tuple({"lr": lr, "alpha": 0.5, "form": "symmetric"} for lr in (0.01, 0.03, 0.06))
 SEARCHES = {
@@ -70,7 +83,7 @@ TABLE = LowBit(
     "Two and four bits a weight on TinyImageNet",
     {"dataset": "tiny-imagenet", "batch": 512, "skip": ("head.linear",)},
     (
-        Row("full-precision", "w32a32", PAPER, Search(RATES, chosen=1), "56.46±0.46"),
+        Row("full-precision", "w32a32", PAPER, Search((*RATES, *DECAYS), chosen=1), "56.46±0.46"),
         *rows("w2a4", "54.14±0.42", "53.54±0.28", searched=True),
         *rows("w4a4", "55.69±0.32", "55.85±0.30", searched=False),
     ),

@@ -34,7 +34,17 @@ SEARCHES = {  # TinyImageNet's own, for the methods that it is run with more tha
         ),
         chosen=3,
     ),
-    "binaryconnect": Search(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.06}), chosen=1),
+    "binaryconnect": Search(
+        (
+            {"lr": 0.01},
+            {"lr": 0.03},
+            {"lr": 0.06},
+            {"lr": 0.1},
+            {"lr": 0.03, "scale": "abs-mean", "weight_decay": 0.03},
+            {"lr": 0.03, "scale": "abs-mean", "weight_decay": 0.1},
+        ),
+        chosen=1,
+    ),
     "proxquant": Search(
         (
             {"lr": 0.01, "options": {"rate": 1e-4}},
@@ -61,6 +71,8 @@ SEARCHES = {  # TinyImageNet's own, for the methods that it is run with more tha
             {"lr": 0.03, "alpha": 0.05, "start": 0.5, **EARLY},
             {"lr": 0.06, "alpha": 0.05, "start": 0.5, **EARLY},
             {"lr": 0.03, "alpha": 0.05, "start": 0.3, **EARLY},
+            {"lr": 0.03, "alpha": 0.05, "start": 0.5, **EARLY, "scale": "abs-mean", "weight_decay": 0.03},
+            {"lr": 0.03, "alpha": 0.05, "start": 0.5, **EARLY, "scale": "abs-mean", "weight_decay": 0.1},
         ),
         chosen=2,
     ),

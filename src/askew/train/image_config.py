@@ -65,16 +65,16 @@ class ImageTraining:
     method: str = "askew-level-first"
     """full-precision, askew-level-first, askew, or a rival: binaryconnect, proxquant, parq, ..."""
     bits: int = 1
-    """Bits a weight: 1 is {-1, +1}, 2 to 8 the integers of that width with a SAWB scale a layer."""
+    """Bits a weight: 1 is {-1, +1}, 2 to 8 the integers of that width with a scale a layer."""
     activation_bits: int | None = None
     """Bits an activation: 1 is its sign, 2 to 8 what each layer multiplies (full precision if not given)."""
     form: Form | None = None
     """Levels of 2 to 8 bits: int (2^b integers), symmetric (2^b levels without zero), paper (2^b + 1 integers) or, at 2
     bits, ternary."""
     per: Per | None = None
-    """A weight scale for each tensor or each channel (2 bits and more)."""
+    """A weight scale for each tensor or each channel (tensor if not given)."""
     scale: Fitted | None = None
-    """How a weight scale is found: sawb or abs-mean (2 bits and more; sawb if not given)."""
+    """How a weight scale is found: sawb or abs-mean (if not given, sawb, and no scale at 1 bit)."""
     sign_gradient: SignGradient | None = None
     """What stands for the derivative of a sign: tanh (the paper's), clip or quadratic (one-bit activations)."""
     gradient_bits: int | None = None
@@ -248,7 +248,8 @@ class ImageTraining:
     def recipe(self) -> Recipe:
         """The method's recipe, on some data sets one for these, with what was given in its place."""
         given = {name: getattr(self, name) for name in RECIPE_FIELDS}
-        usual = self.defaults.recipes.get(self.method) or RECIPES.get(self.method, OTHER)
+        own = self.defaults.few_bit_recipes if self.bits > 1 else self.defaults.recipes
+        usual = own.get(self.method) or RECIPES.get(self.method, OTHER)
         return replace(usual, **{k: v for k, v in given.items() if v is not None})
 
     @property

@@ -242,7 +242,7 @@ def _train_in(
     started = None
     if config.init is not None:
         check_unseen(config.init, config.holdout, config.images)
-        unscaled = config.bits == 1 and config.method != "full-precision"
+        unscaled = config.bits == 1 and low_bit.scale(config) == "none" and config.method != "full-precision"
         started = start_from(net, config.init, spread_weights=unscaled)
     net = net.to(device, memory_format=torch.channels_last)  # pyright: ignore
     torch.manual_seed(config.seed)  # methods that draw at random do so from torch's generator, from now on

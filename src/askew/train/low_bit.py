@@ -44,9 +44,10 @@ def check(config: ImageTraining) -> None:
     for name, kinds in CHOICES.items():
         if getattr(config, name) not in (None, *kinds):
             raise ValueError(f"{name} must be one of {', '.join(kinds)}, got {getattr(config, name)!r}")
-    for name in ("form", "per", "scale"):
-        if config.bits == 1 and getattr(config, name) is not None:
-            raise ValueError(f"{name} is a setting of 2 to 8 bits; weights of one bit are -1 and +1 without a scale")
+    if config.bits == 1 and config.form is not None:
+        raise ValueError("form is a setting of 2 to 8 bits; weights of one bit are -1 and +1")
+    if config.bits == 1 and config.per is not None and config.scale is None:
+        raise ValueError("per is a setting of a scale, which weights of one bit have with --scale abs-mean alone")
     if config.method == "full-precision" and (config.bits, config.form, config.per, config.scale) != (1, *[None] * 3):
         raise ValueError("bits, form, per and scale are of weights on levels; full-precision has none: leave them out")
     if config.form == "ternary" and config.bits != 2:
@@ -63,12 +64,12 @@ def levels(config: ImageTraining) -> LevelSet:
 
 
 def scale(config: ImageTraining, method: Method | None = None) -> ScaleKind:
-    """SAWB's or the one asked for from two bits on; LSQ starts from SAWB's; none for PARQ that finds its own levels."""
+    """The one asked for, else SAWB's from two bits on; LSQ starts from SAWB's; none for PARQ that finds its levels."""
     if isinstance(method, Lsq):
         return "sawb"
     if isinstance(method, Parq) and method.levels == "lsbq":
         return "none"
-    return "none" if config.bits == 1 else config.scale or "sawb"
+    return config.scale or ("none" if config.bits == 1 else "sawb")
 
 
 def model_options(config: ImageTraining) -> dict[str, Any]:

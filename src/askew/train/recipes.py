@@ -84,7 +84,10 @@ SHAPES = {"min_lr": "cosine", "cosine_end": "cosine", "milestones": "steps", "fa
 
 @dataclass(frozen=True)
 class DataDefaults:
-    """What a data set asks for: net, batch, padding of random crops, steps between logged points, own recipes."""
+    """What a data set asks for: net, batch, padding of random crops, steps between logged points.
+
+    recipes, few_bit_recipes: its own, at one bit and at more.
+    """
 
     model: Model
     batch: int
@@ -92,12 +95,19 @@ class DataDefaults:
     log_every: int
     stem: Stem | None = None
     recipes: Mapping[str, Recipe] = field(default_factory=dict)
+    few_bit_recipes: Mapping[str, Recipe] = field(default_factory=dict)
 
 
 DATASETS: dict[str, DataDefaults] = {
     "cifar10": DataDefaults("vgg-small", batch=100, pad=4, log_every=250),
     "tiny-imagenet": DataDefaults(
-        "resnet18", batch=100, pad=0, log_every=500, stem="tiny", recipes={ROUNDED: Recipe(lr=0.03, alpha=0.05)}
+        "resnet18",
+        batch=100,
+        pad=0,
+        log_every=500,
+        stem="tiny",
+        recipes={ROUNDED: Recipe(lr=0.03, alpha=0.05)},
+        few_bit_recipes={CAPTURE: replace(LEVEL_FIRST, weight_decay=0.03)},  # without it real weights overfit first
     ),
     "imagenet": DataDefaults("resnet18", batch=512, pad=0, log_every=1250, stem="imagenet"),
 }

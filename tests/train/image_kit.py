@@ -57,14 +57,15 @@ def faulty(config: ImageTraining, on_status: Any = None, shelf: Any = None) -> A
 
 
 def endless(config: ImageTraining, on_status: Any = None, shelf: Any = None) -> Any:
-    """train_images, held up once its first checkpoint is there: a file named `stalled` in the job's folder says so."""
-    import time
+    """train_images, held up in its second epoch until a signal comes: a file `stalled` in the job's folder says so."""
+    import signal
 
     def hold(status: Any) -> None:
         if on_status is not None:
             on_status(status)
         if status.step == 5:
             (config.out / config.name / "stalled").write_text(str(os.getpid()))
-            time.sleep(60)
+            signal.alarm(60)
+            signal.pause()
 
     return train_images(config, hold, shelf)

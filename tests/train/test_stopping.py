@@ -14,7 +14,7 @@ from image_kit import pictures, small_job, timeless
 from askew.report.live import Status
 from askew.train.checkpoint import read_file
 from askew.train.images import train_images
-from askew.train.stopping import USUAL, heeded
+from askew.train.stopping import USUAL, heeded, leave
 
 ENDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: SystemExit}
 
@@ -22,7 +22,7 @@ ENDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: SystemExit}
 @pytest.fixture(autouse=True)
 def usual_handlers() -> Iterator[None]:
     """A shell's background jobs ignore Ctrl-C."""
-    before = {number: signal.signal(number, usual) for number, usual in USUAL.items()}
+    before = {number: signal.signal(number, usual[0]) for number, usual in USUAL.items()}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -61,6 +61,15 @@ def test_a_second_signal_acts_at_once_and_handlers_come_back() -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert {number: signal.getsignal(number) for number in ENDS} == before
+
+
+def test_a_worker_of_a_grid_ends_tidily() -> None:
+    signal.signal(signal.SIGTERM, leave)
+    with heeded(True) as stop:
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(SystemExit) as ended:
+            stop.end()
+    assert ended.value.code == 143 and signal.getsignal(signal.SIGTERM) is leave
 
 
 def test_others_handlers_and_threads_are_left_alone() -> None:

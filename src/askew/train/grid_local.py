@@ -20,8 +20,9 @@ from askew.train.grid_job import Failure, OnJob, Train, attempt
 from askew.train.image_config import ImageTraining
 from askew.train.record import Record, load
 from askew.train.source import Shelf
+from askew.train.stopping import leave, tidily
 
-PATIENCE = 10.0  # seconds a worker has to end by itself
+PATIENCE = 20.0  # seconds a worker has to end by itself, and to keep its run
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -43,7 +44,8 @@ class Local:
         if places == ["cpu"]:
             found = _one_after_another(jobs, on_status, train)
         else:
-            found = _Team(jobs, places, on_status, train).work()
+            with tidily():
+                found = _Team(jobs, places, on_status, train).work()
         return [load(path) if isinstance(path, Path) else path for path in found]
 
     def close(self) -> None:
@@ -83,7 +85,7 @@ class _Team:
         self.busy: dict[Connection, tuple[_Worker, int]] = {}
 
     def work(self) -> list[Path | Failure]:
-        """Do all jobs; whatever stops this (Ctrl-C too) ends the workers, whose checkpoints stay good."""
+        """Do all jobs; whatever stops this (Ctrl-C and SIGTERM too) ends the workers, which keep their runs."""
         idle: list[_Worker] = []
         try:
             for place in self.places:
@@ -94,7 +96,7 @@ class _Team:
                     idle += self._hear(line)
         except BaseException:
             for worker, _ in self.busy.values():
-                worker.stop()
+                worker.stop()  # all at once: each is waited for below
             raise
         finally:
             for worker in [*idle, *(worker for worker, _ in self.busy.values())]:
@@ -163,7 +165,7 @@ class _Worker:
 def _serve(line: Connection, train: Train, threads: int) -> None:
     """A worker's life: jobs come over the line, statuses and results go back; it ends with the line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that leads
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave, and remove files half written
+    signal.signal(signal.SIGTERM, leave)  # within a run: after the step under way, which is kept
     torch.set_num_threads(threads)
     shelf = Shelf()
     try:

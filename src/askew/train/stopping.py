@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+
+def leave(number: int, frame: FrameType | None = None) -> None:
+    """End the process as the signal would, but tidily: files half written are removed."""
+    sys.exit(128 + number)
+
+
+USUAL: dict[int, tuple[Any, ...]] = {
+    signal.SIGINT: (signal.default_int_handler,),
+    signal.SIGTERM: (signal.SIG_DFL, leave),
+}  # what may stand for a signal before us
 
 
 @dataclass
@@ -26,7 +35,7 @@ class Stop:
     def end(self) -> None:
         """What the signal would have done at once."""
         if self.signal == signal.SIGTERM:
-            sys.exit(128 + signal.SIGTERM)
+            leave(self.signal)
         raise KeyboardInterrupt
 
 
@@ -37,11 +46,12 @@ def heeded(active: bool) -> Iterator[Stop]:
 
     def note(number: int, frame: FrameType | None) -> None:
         stop.signal = number
-        signal.signal(number, USUAL[signal.Signals(number)])
+        signal.signal(number, before[number])
 
-    before: dict[signal.Signals, Any] = {}
-    if active and threading.current_thread() is threading.main_thread():
-        before = {number: usual for number, usual in USUAL.items() if signal.getsignal(number) == usual}
+    before: dict[int, Any] = {}
+    if active and _in_charge():
+        now = {number: signal.getsignal(number) for number in USUAL}
+        before = {number: handler for number, handler in now.items() if handler in USUAL[number]}
     for number in before:
         signal.signal(number, note)
     try:
@@ -49,3 +59,21 @@ def heeded(active: bool) -> Iterator[Stop]:
     finally:
         for number, usual in before.items():
             signal.signal(number, usual)
+
+
+@contextmanager
+def tidily() -> Iterator[None]:
+    """Inside, SIGTERM raises SystemExit where it would end the process at once."""
+    usual = _in_charge() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if usual:
+        signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        if usual:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _in_charge() -> bool:
+    """Only the main thread may set handlers."""
+    return threading.current_thread() is threading.main_thread()

@@ -151,6 +151,7 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         _long("binaryconnect", "BinaryConnect, lr .03", {**BC, **COLD}, STRAIGHT),
         _long("binaryconnect-slower", "BinaryConnect, lr .015", {**COLD, "lr": 0.015}, STRAIGHT),
         _long("binaryconnect-06", "BinaryConnect, lr .06", {**COLD, "lr": 0.06}, STRAIGHT),
+        _long("binaryconnect-1", "BinaryConnect, lr .1", {**COLD, "lr": 0.1}, STRAIGHT),
         _long("binaryconnect-decay", "the same, lr .03, a scale and weight decay .03", {**COLD, **SCALED}, STRAIGHT),
         _long(
             "binaryconnect-decay-more",

@@ -34,14 +34,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("number", ENDS)
-@pytest.mark.parametrize(("static", "position"), [(False, [1, 1]), (True, [2, 0])])
-def test_a_run_that_is_stopped_goes_on_from_there(data, tmp_path, number, static, position) -> None:
-    """Three steps an epoch, no checkpoint before the end; the signal comes in the second epoch's first step."""
+@pytest.mark.parametrize(("static", "at", "position"), [(False, 4, [1, 1]), (True, 4, [2, 0]), (False, 9, [3, 0])])
+def test_a_run_that_is_stopped_goes_on_from_there(data, tmp_path, number, static, at, position) -> None:
+    """Three epochs of three steps, no checkpoint before the end; the signal comes in step 4, or in the last one."""
     job = small_job(data, tmp_path / "stopped", keep_every=100, static=static)
     whole, _ = train_images(replace(job, out=tmp_path / "whole"))
 
+    told: list[int] = []
+
     def stop(status: Status) -> None:
-        if status.step == 4:
+        told.append(status.step)
+        if told.count(at) == 1 and status.step == at:  # of an epoch's last step one is told twice
             signal.raise_signal(number)
 
     with pytest.raises(ENDS[number]) as ended:
@@ -54,21 +57,35 @@ def test_a_run_that_is_stopped_goes_on_from_there(data, tmp_path, number, static
 
 def test_a_second_signal_acts_at_once_and_handlers_come_back() -> None:
     before = {number: signal.getsignal(number) for number in ENDS}
-    with heeded(True) as stop:
-        assert not stop
-        signal.raise_signal(signal.SIGINT)
-        assert stop and stop.signal == signal.SIGINT
-        with pytest.raises(KeyboardInterrupt):
+    seen: list[int] = []
+
+    def twice() -> None:
+        with heeded(True) as stop:
+            seen.append(stop.signal)
             signal.raise_signal(signal.SIGINT)
+            seen.append(stop.signal)
+            signal.raise_signal(signal.SIGINT)
+            seen.append(-1)
+
+    with pytest.raises(KeyboardInterrupt):
+        twice()
+    assert seen == [0, signal.SIGINT]
     assert {number: signal.getsignal(number) for number in ENDS} == before
 
 
 def test_a_worker_of_a_grid_ends_tidily() -> None:
+    """What it was asked within a run it does at the run's end, though the run was just over; no further job begins."""
     signal.signal(signal.SIGTERM, leave)
-    with heeded(True) as stop:
-        signal.raise_signal(signal.SIGTERM)
-        with pytest.raises(SystemExit) as ended:
-            stop.end()
+    over: list[bool] = []
+
+    def once() -> None:
+        with heeded(True) as stop:
+            signal.raise_signal(signal.SIGTERM)
+            over.append(bool(stop))
+
+    with pytest.raises(SystemExit) as ended:
+        once()
+    assert over == [True]
     assert ended.value.code == 143 and signal.getsignal(signal.SIGTERM) is leave
 
 

@@ -216,21 +216,21 @@ class _Run:
                 self.keep(self.keeper.last)
             self.tell(epoch * self.steps_per_epoch + index + 1, epoch + 1)
             if self.stop and not self.config.static and index + 1 < self.steps_per_epoch:
-                self.stop_here()
+                self.spent("train_seconds")
+                self.end_kept()
         self.flush()
         self.spent("train_seconds")
         self.look(epoch + 1)
         self.position = Position(epoch + 1, 0)
         self.spent("look_seconds")
+        if self.stop:
+            self.end_kept()
         if self.keeper and self.due(epoch + 1, self.keeper):
             self.keep(self.keeper.last)
             self.kept = time.perf_counter()
-        if self.stop and epoch + 1 < self.config.epochs:
-            self.stop_here()
 
-    def stop_here(self) -> None:
-        """Save the run where it stands, and end."""
-        self.spent("train_seconds")
+    def end_kept(self) -> None:
+        """Save the run where it stands, and end as the signal asks."""
         if self.keeper:
             self.keep(self.keeper.last)
         self.stop.end()

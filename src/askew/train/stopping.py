@@ -41,7 +41,10 @@ class Stop:
 
 @contextmanager
 def heeded(active: bool) -> Iterator[Stop]:
-    """Inside, the first signal is only noted; a second one acts at once. Handlers of others are left alone."""
+    """Inside, the first signal is only noted, and acts when the block ends, if not before; a second one acts at once.
+
+    Handlers of others are left alone.
+    """
     stop = Stop()
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -59,6 +62,8 @@ def heeded(active: bool) -> Iterator[Stop]:
     finally:
         for number, usual in before.items():
             signal.signal(number, usual)
+    if stop:
+        stop.end()
 
 
 @contextmanager

@@ -48,6 +48,8 @@ class ResNet18(nn.Module):
     activation  makes one module for the stem and two for each block: seventeen of them
     head_norm   BatchNorm after the linear layer as well
     affine      the convolutions' BatchNorm with a learnt scale and bias for each channel (the paper's has none)
+    width       channels of the stem and the first stage (the weights above are of 64); the next ones have twice as many
+                as the one before
 
     Any image size will do. Weights start at torch's default (Kaiming uniform, +-1/sqrt(fan_in)). Their modules go by
     stem.conv, stages.0.0.conv1 ... stages.3.1.conv2, stages.1.0.shortcut.conv and head.linear, names for the patterns
@@ -61,19 +63,18 @@ class ResNet18(nn.Module):
         activation: Callable[[], nn.Module] = nn.ReLU,
         head_norm: bool = True,
         affine: bool = False,
+        width: int = 64,
     ) -> None:
         super().__init__()
-        self.stem = _stem(stem, activation(), affine)
+        self.stem = _stem(stem, width, activation(), affine)
         self.stages = nn.Sequential(
-            _stage(64, 64, 1, activation, affine),
-            _stage(64, 128, 2, activation, affine),
-            _stage(128, 256, 2, activation, affine),
-            _stage(256, 512, 2, activation, affine),
+            _stage(width, width, 1, activation, affine),
+            *(_stage(inside, 2 * inside, 2, activation, affine) for inside in (width, 2 * width, 4 * width)),
         )
         layers: list[tuple[str, nn.Module]] = [
             ("pool", nn.AdaptiveAvgPool2d(1)),
             ("flatten", nn.Flatten()),
-            ("linear", nn.Linear(512, classes, bias=False)),
+            ("linear", nn.Linear(8 * width, classes, bias=False)),
         ]
         if head_norm:
             layers.append(("norm", nn.BatchNorm1d(classes, affine=False)))
@@ -88,13 +89,13 @@ def _stage(inside: int, outside: int, stride: int, activation: Callable[[], nn.M
     return nn.Sequential(first, BasicBlock(outside, outside, 1, activation, affine))
 
 
-def _stem(kind: Stem, activation: nn.Module, affine: bool) -> Chain:
+def _stem(kind: Stem, width: int, activation: nn.Module, affine: bool) -> Chain:
     if kind not in get_args(Stem):
         raise ValueError(f"no stem named {kind!r}; known: {', '.join(get_args(Stem))}")
     size, stride = (3, 1) if kind == "small" else (7, 2)
     layers: list[tuple[str, nn.Module]] = [
-        ("conv", nn.Conv2d(3, 64, size, stride, padding=size // 2, bias=False)),
-        ("norm", nn.BatchNorm2d(64, affine=affine)),
+        ("conv", nn.Conv2d(3, width, size, stride, padding=size // 2, bias=False)),
+        ("norm", nn.BatchNorm2d(width, affine=affine)),
         ("activation", activation),
     ]
     if kind != "small":

@@ -21,6 +21,8 @@ from askew.train.record import Record, writable_folder
 class ImageRuns:
     """Options of the commands that train on images; a run whose record is there is not made again."""
 
+    scorings: ClassVar[int] = 20  # of a run, evenly over its epochs
+
     data: Path
     """Folder with the data set as its makers give it; nothing is downloaded."""
     out: Path = Path("results/images")
@@ -176,7 +178,7 @@ def training(
         method=method,
         seed=seed,
         epochs=config.epochs,
-        score_every=max(1, config.epochs // 20),
+        score_every=max(1, config.epochs // config.scorings),
         keep_every=max(1, config.epochs // 4),
         keep_best=False,
         images=config.images,

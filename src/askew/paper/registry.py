@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import tyro
 
 from askew.paper import (
+    cifar_few,
+    cifar_few_report,
     cifar_grid,
     cifar_grid_report,
     cifar_ideas,
@@ -56,6 +58,7 @@ PRESENT: dict[str, Callable[[Sequence[Record]], Presentation]] = {
     "cifar-ideas": cifar_ideas_report.present,
     "cifar-long": cifar_long_report.present,
     "cifar-taught": cifar_taught_report.present,
+    "cifar-few": cifar_few_report.present,
     "tiny-w1": tiny_w1_report.present,
     "imagenet-w1": imagenet_w1_report.present,
     "tiny-low": tiny_low_report.present,
@@ -73,6 +76,7 @@ Paper = (
     | Annotated[cifar_ideas.CifarIdeas, tyro.conf.subcommand("cifar-ideas")]
     | Annotated[cifar_long.CifarLong, tyro.conf.subcommand("cifar-long")]
     | Annotated[cifar_taught.CifarTaught, tyro.conf.subcommand("cifar-taught")]
+    | Annotated[cifar_few.CifarFew, tyro.conf.subcommand("cifar-few")]
     | Annotated[tiny_w1.TinyW1, tyro.conf.subcommand("tiny-w1")]
     | Annotated[imagenet_w1.ImageNetW1, tyro.conf.subcommand("imagenet-w1")]
     | Annotated[tiny_low.TinyLow, tyro.conf.subcommand("tiny-low")]
@@ -87,6 +91,7 @@ IMAGES: dict[type[ImageRuns], Callable[[Any, OnJob | None], list[Record]]] = {
     cifar_ideas.CifarIdeas: cifar_ideas.run,
     cifar_long.CifarLong: cifar_long.run,
     cifar_taught.CifarTaught: cifar_taught.run,
+    cifar_few.CifarFew: cifar_few.run,
     tiny_w1.TinyW1: tiny_w1.run,
     imagenet_w1.ImageNetW1: imagenet_w1.run,
     tiny_low.TinyLow: tiny_low.run,

@@ -27,10 +27,11 @@ from askew.train.recipes import (
     RECIPES,
     SHAPES,
     USERS,
-    WIDTH,
+    WIDTHS,
     By,
     DataDefaults,
     Dataset,
+    Model,
     Recipe,
 )
 from askew.train.record import plain
@@ -123,10 +124,12 @@ class ImageTraining:
     """Learn from this float net as well as from the labels: the checkpoint of a run of the same net."""
     teacher_share: float | None = None
     """The teacher's part of the loss, above 0 and up to 1 (0.5 if not given)."""
+    model: Model | None = None
+    """The net: vgg-small (CIFAR-10 alone, and what it has if none is given) or resnet18."""
     width: int | None = None
-    """Width of VGG-small's first layer (CIFAR-10; 128 if not given)."""
+    """Channels of the net's first layer (128 of VGG-small, 64 of ResNet-18, if not given)."""
     stem: Stem | None = None
-    """ResNet-18's first layer: tiny or imagenet (7x7 and a pool), small (3x3)."""
+    """ResNet-18's first layer: tiny or imagenet (7x7 and a pool), small (3x3: on CIFAR-10, if not given)."""
     affine: bool | None = None
     """BatchNorm learns a scale and bias (--affine, --no-affine); if not given: with one-bit activations alone."""
     affine_rate: float | None = None
@@ -174,6 +177,10 @@ class ImageTraining:
             raise ValueError(f"no method named {self.method!r}; known: {', '.join(METHODS)}")
         if self.dataset not in DATASETS:
             raise ValueError(f"no data set named {self.dataset!r}; known: {', '.join(DATASETS)}")
+        if self.model not in (None, *WIDTHS):
+            raise ValueError(f"no model named {self.model!r}; known: {', '.join(WIDTHS)}")
+        if self.model == "vgg-small" and self.dataset != "cifar10":
+            raise ValueError(f"vgg-small takes the 32x32 images of cifar10, not {self.dataset}")
         low_bit.check(self)
         for name in ("images", "holdout", "width", "resize", "crop", "keep_every", "keep_steps"):
             value = getattr(self, name)
@@ -205,10 +212,8 @@ class ImageTraining:
         for name, shape in SHAPES.items():
             if getattr(self, name) is not None and schedule != shape:
                 raise ValueError(f"{name} belongs to the schedule {shape!r}, not to {schedule!r}")
-        net = self.defaults.model
-        for name, owner in (("width", "vgg-small"), ("stem", "resnet18")):
-            if getattr(self, name) is not None and net != owner:
-                raise ValueError(f"{name} is a setting of {owner}; {self.dataset} is trained with {net}")
+        if self.stem is not None and self.net != "resnet18":
+            raise ValueError(f"stem is a setting of resnet18; this run trains {self.net}")
         if self.stem is not None and self.stem not in get_args(Stem):
             raise ValueError(f"no stem named {self.stem!r}; known: {', '.join(get_args(Stem))}")
         if self.dataset == "imagenet" and (self.pad or self.holdout):
@@ -255,6 +260,17 @@ class ImageTraining:
     @property
     def defaults(self) -> DataDefaults:
         return DATASETS[self.dataset]
+
+    @property
+    def net(self) -> Model:
+        """The net that is trained."""
+        return self.model or self.defaults.model
+
+    @property
+    def net_options(self) -> dict[str, Any]:
+        """Its size and, of a ResNet, its first layer."""
+        width = {"width": self.width or WIDTHS[self.net]}
+        return width if self.net == "vgg-small" else {"stem": self.stem or self.defaults.stem or "small"} | width
 
     @property
     def levels(self) -> LevelSet:
@@ -338,10 +354,8 @@ class ImageTraining:
         own["init"] = None if self.init is None else self.init.name
         own["teacher"] = None if self.teacher is None else self.teacher.name
         own["teacher_share"] = None if self.teacher is None else self.share
-        net = {"model": self.defaults.model, "pad": self.padding, "options": dict(self.recipe.options)}
-        if self.defaults.model == "vgg-small":
-            net["width"] = self.width or WIDTH
-        else:
-            net["stem"] = self.stem or self.defaults.stem
+        net = {"model": self.net, "pad": self.padding, "options": dict(self.recipe.options)} | self.net_options
+        if self.net == "resnet18" and net["width"] == WIDTHS[self.net]:
+            net["width"] = None  # as in records from before there were others
         about = self.row.about if self.row else {}
         return plain(own | self.settings().describe() | net | {"device": self.where.type} | about)

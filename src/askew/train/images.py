@@ -24,7 +24,6 @@ from askew.train.image_config import ImageTraining as ImageTraining
 from askew.train.initial import check_unseen, digest, start_from
 from askew.train.lock import sole_use
 from askew.train.loop import Keeper, OnStatus, fit
-from askew.train.recipes import WIDTH
 from askew.train.record import Record, writable_folder
 from askew.train.source import Shelf, Source, image_sources
 from askew.train.teacher import Objective, has_scales, labelled, taught_by
@@ -109,7 +108,7 @@ def _loaded(train: Source, test: Source, name: str, *parts: ImageSet | ImageNet)
 
 
 def build_model(config: ImageTraining, classes: int) -> nn.Module:
-    """VGG-small for CIFAR-10, ResNet-18 otherwise (7x7 stem by default); initial weights by the seed alone."""
+    """VGG-small for CIFAR-10, ResNet-18 otherwise, unless told; initial weights by the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         net = _net(config, classes, **low_bit.model_options(config))
@@ -118,9 +117,7 @@ def build_model(config: ImageTraining, classes: int) -> nn.Module:
 
 def _net(config: ImageTraining, classes: int, affine: bool | None = None, **options: Any) -> nn.Module:
     options["affine"] = config.learns_norms if affine is None else affine
-    if config.defaults.model == "vgg-small":
-        return model_named("vgg-small", width=config.width or WIDTH, classes=classes, **options)
-    return model_named("resnet18", stem=config.stem or config.defaults.stem, classes=classes, **options)
+    return model_named(config.net, classes=classes, **config.net_options, **options)
 
 
 def build_objective(config: ImageTraining, classes: int) -> Objective:

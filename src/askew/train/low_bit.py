@@ -77,7 +77,7 @@ def model_options(config: ImageTraining) -> dict[str, Any]:
     if config.activation_bits != 1:
         return {}
     options: dict[str, Any] = {"activation": partial(Sign, config.sign_gradient or "tanh")}
-    return options | ({"pool_first": True} if config.defaults.model == "vgg-small" else {})
+    return options | ({"pool_first": True} if config.net == "vgg-small" else {})
 
 
 def with_activations(config: ImageTraining, net: nn.Module) -> nn.Module:

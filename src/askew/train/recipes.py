@@ -84,7 +84,7 @@ SHAPES = {"min_lr": "cosine", "cosine_end": "cosine", "milestones": "steps", "fa
 
 @dataclass(frozen=True)
 class DataDefaults:
-    """What a data set asks for: net, batch, padding of random crops, steps between logged points.
+    """What a data set asks for: net, batch, padding of random crops, steps between logged points, a ResNet's stem.
 
     recipes, few_bit_recipes: its own, at one bit and at more.
     """
@@ -111,5 +111,5 @@ DATASETS: dict[str, DataDefaults] = {
     ),
     "imagenet": DataDefaults("resnet18", batch=512, pad=0, log_every=1250, stem="imagenet"),
 }
-WIDTH = 128  # of VGG-small's first layer
+WIDTHS: dict[Model, int] = {"vgg-small": 128, "resnet18": 64}  # channels of the first layer
 AFFINE_RATE = 0.3  # learning rate of BatchNorm's scales and biases, which start at 1 and 0, as part of the weights'

@@ -33,9 +33,9 @@ NOTE = (
 TAUGHT = " With a teacher the training loss is that of labels and teacher together."
 FILLED = {"accuracy", "train_loss", "weights", "distance_mean"}  # what a finished run has in its summary
 APART = {"seed", "method"} | MACHINE | WATCHED  # settings that rows do not differ in
-SHARED = ("dataset", "epochs", "images", "holdout", "width", "stem", "skip", "batch_size", "init", "teacher")
+SHARED = ("dataset", "epochs", "images", "holdout", "model", "width", "stem", "skip", "batch_size", "init", "teacher")
 SHARED += ("teacher_share", "resize", "crop")  # settings that are compared over all rows; others within a method's
-FOLLOWS = {"train_set", "classes", "train_images", "test_images", "model", "pad", "score_batch_size"}  # .. from others
+FOLLOWS = {"train_set", "classes", "train_images", "test_images", "pad", "score_batch_size"}  # .. from others
 FOLLOWS |= {"data_digest"}
 
 

@@ -81,7 +81,7 @@ def settings_of(record: Record, data: Path | None) -> ImageTraining:
     kept |= {name: record.config[name] for name in shown if record.config.get(name) is not None}
     if record.config["dataset"] == "imagenet":
         kept["workers"] = min(8, os.cpu_count() or 1)
-    net = "width" if record.config.get("model") == "vgg-small" else "stem"
+    net = {name: record.config[name] for name in ("model", "width", "stem") if record.config.get(name) is not None}
     options = record.config.get("options")  # none at all ({}) are others than those of `askew train` (None)
     return ImageTraining(
         data or Path(),
@@ -89,7 +89,7 @@ def settings_of(record: Record, data: Path | None) -> ImageTraining:
         device="cpu",
         check_data=False,
         options=options,
-        **{net: record.config[net]},
+        **net,
         **kept,
     )
 

@@ -1,0 +1,114 @@
+"""One, two and four bits a weight where images are few: 5,000 of CIFAR-10's, on a CPU, every method with its search.
+
+A small model of `tiny-w1` and `tiny-low`: ResNet-18 with a 7x7 first layer and a pool, at a quarter of its width,
+mirror images only, so that a net can learn its training images by heart. Two cores make the table in two hours, with
+several seeds and a search for every row but those of four bits, which take what was found at two. The last layer
+stays in full precision. Weights of one bit are held in [-1, 1], or have a scale, in which case weight decay settles
+their size; which of the two is part of the search, for rivals as for ours, as AdamW's decay is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from askew.paper import low_bit
+from askew.paper.image_runs import ImageTable
+from askew.paper.images_common import COLD, EARLY, Search, Settings
+from askew.paper.low_bit import LowBit, Row, Widths
+from askew.train.grid_job import OnJob
+from askew.train.record import Record
+
+DECAYS: tuple[Settings, ...] = tuple(
+    {"lr": lr, "weight_decay": decay} for lr, decay in ((0.01, 0.1), (0.01, 0.3), (0.01, 1.0), (0.03, 0.1), (0.03, 0.3))
+)  # learning rates with AdamW's decay
+RATES: tuple[Settings, ...] = ({"lr": 0.01}, *DECAYS)
+
+
+def each(rates: Sequence[Settings], **more: Any) -> tuple[Settings, ...]:
+    return tuple({**rate, **more} for rate in rates)
+
+
+SCALED = each(DECAYS[2:], scale="abs-mean")  # one bit, free in size
+LATE: Settings = {"options": {"anneal_end": 0.9}}  # PARQ, as it is best elsewhere
+CAPTURE: Settings = {"alpha": 0.05, **EARLY}
+PULLS = ((0.03, 5e-4), (0.03, 2e-3), (0.1, 5e-4), (0.1, 2e-3), (0.3, 5e-4))  # ProxQuant: learning rate, rate
+ONE_BIT = {
+    "binaryconnect": Search((*each(({"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}, {"lr": 1.0})), *SCALED)),
+    "md-tanh": Search(each(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.1}), options={"beta": 1.0, "growth": 1.1})),
+    "proxquant": Search(tuple({"lr": lr, "options": {"rate": rate}} for lr, rate in PULLS)),
+    "parq": Search(each(RATES, **LATE)),
+    "askew-level-first": Search((*each(({"lr": 0.03}, {"lr": 0.1}), **CAPTURE), *each(SCALED, **CAPTURE))),
+    "askew-level-first-rounded": Search(
+        (*each(({"lr": 0.1}, {"lr": 0.3}), **{**CAPTURE, **COLD}), *each(SCALED, **CAPTURE))
+    ),
+}
+FEW_BITS = {
+    "luq": Search(each(RATES, form="symmetric")),
+    "lsq": Search(each(RATES, form="symmetric")),
+    "parq": Search(each(RATES, **LATE)),
+    "askew-level-first": Search(each(RATES, **CAPTURE, form="symmetric")),
+    "askew-level-first-rounded": Search(each(RATES, **CAPTURE, form="symmetric")),
+}
+
+
+def rows(widths: Widths, searches: dict[str, Search], searched: bool = True) -> tuple[Row, ...]:
+    """The methods at one width; without a search of their own they take the settings in use."""
+    return tuple(
+        Row(method, widths, None, found if searched else Search((found.winner,))) for method, found in searches.items()
+    )
+
+
+TABLE = LowBit(
+    "cifar-few",
+    "Few bits from few images: 5,000 of CIFAR-10's, on a CPU",
+    {
+        "dataset": "cifar10",
+        "model": "resnet18",
+        "stem": "tiny",
+        "width": 16,
+        "pad": 0,
+        "batch": 50,
+        "skip": ("head.linear",),
+    },
+    (
+        Row("full-precision", "w32a32", None, Search(RATES)),
+        *rows("w1a32", ONE_BIT),
+        *rows("w2a4", FEW_BITS),
+        *rows("w4a4", FEW_BITS, searched=False),
+    ),
+    {},
+    "none",
+)
+
+
+@dataclass(frozen=True)
+class CifarFew(ImageTable):
+    """One, two and four bits a weight from few images, on a CPU: every method at its best schedule, several seeds."""
+
+    scorings: ClassVar[int] = 5
+
+    out: Path = Path("results/cifar-few")
+    """Folder for the records, tables and figures."""
+    epochs: int = 30
+    """Passes over the training images; fewer for a trial."""
+    images: int | None = 5000
+    """Training and test images of a run; a search holds out others."""
+    device: str = "cpu"
+    """cpu, cuda, or auto: a GPU if there is one."""
+    per_device: int = 2
+    """Runs at a time; cores are shared among them."""
+
+
+def run(config: CifarFew, on_status: OnJob | None = None) -> list[Record]:
+    """Make the runs that are missing; the records of all that were asked for."""
+    return low_bit.run(TABLE, with_more_to_hold_out(config), on_status)
+
+
+def with_more_to_hold_out(config: CifarFew) -> CifarFew:
+    """A search trains on as many images as the table does: those it holds out come on top."""
+    if not config.search or config.images is None:
+        return config
+    return replace(config, images=config.images + config.holdout)

@@ -61,6 +61,16 @@ def test_real_images_pass(stem, image):
     assert y.shape == (2, 7) and y.isfinite().all()
 
 
+@pytest.mark.parametrize("width", [1, 6, 64])
+def test_another_width(width):
+    """Every count of STAGES is a square of it; the stem's and the head's are linear in it."""
+    with torch.device("meta"):
+        model = ResNet18(classes=7, stem="small", width=width)
+    assert sum(p.numel() for p in model.parameters()) == (STAGES * width**2) // 64**2 + 27 * width + 8 * width * 7
+    if width < 64:
+        assert ResNet18(classes=7, stem="small", width=width)(torch.randn(2, 3, 16, 16)).shape == (2, 7)
+
+
 def test_an_unknown_stem():
     with pytest.raises(ValueError, match="no stem named 'tiny7'; known: imagenet, small, tiny"):
         ResNet18(stem="tiny7")  # type: ignore[arg-type]

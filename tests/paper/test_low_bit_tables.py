@@ -11,6 +11,7 @@ from image_trees import FakeGrid, cifar_archive, imagenet_tree, made_up, tiny_tr
 
 from askew import cli
 from askew.paper import (
+    cifar_few,
     cifar_long,
     cifar_taught,
     cifar_w1,
@@ -23,6 +24,7 @@ from askew.paper import (
     low_bit_words,
     tiny_low,
 )
+from askew.paper.cifar_few import CifarFew
 from askew.paper.cifar_long import CifarLong
 from askew.paper.cifar_taught import CifarTaught
 from askew.paper.cifar_w1 import CifarW1
@@ -37,6 +39,7 @@ TABLES = {
     "tiny-low": (tiny_low.TABLE, TinyLow),
     "imagenet-low": (imagenet_low.TABLE, ImageNetLow),
     "cifar-w1a1": (cifar_w1a1.TABLE, CifarW1A1),
+    "cifar-few": (cifar_few.TABLE, CifarFew),
     "cifar-long": (cifar_long.TABLE, CifarLong),
     "cifar-taught": (cifar_taught.TABLE, CifarTaught),
     "cifar-w1a1-taught": (cifar_w1a1_taught.TABLE, CifarW1A1Taught),
@@ -185,6 +188,30 @@ def test_cifar_w1a1_from_an_archive_to_the_table(tmp_path: Path) -> None:
     assert record.config["activation_bits"] == 1 and record.config["sign_gradient"] == "tanh"
     assert record.summary["distance_max"] == 0
     assert "84.34" in (out / "table.md").read_text()
+
+
+def test_cifar_few_from_an_archive_to_the_table(tmp_path: Path) -> None:
+    """A quarter of ResNet-18 on CIFAR-10: the search's images held out on top of the table's, then one row."""
+    data = cifar_archive(tmp_path / "data")
+    size = ("--images", 40, "--methods", "full-precision", "--per-device", 1)
+    out = small(tmp_path, "cifar-few", data, *size, "--search", "--holdout", 20)
+    tried = [load(path) for path in out.glob("*.json")]
+    assert {(r.config["train_images"], r.config["test_images"]) for r in tried} == {(40, 20)}
+    assert len(tried) == len(cifar_few.TABLE.full.search.tried) and {r.config["model"] for r in tried} == {"resnet18"}  # pyright: ignore
+    small(tmp_path, "cifar-few", data, *size)
+    record = load(out / "cifar-few-full-precision-w32a32-best-0.json")
+    assert (record.config["train_images"], record.config["test_images"], record.config["width"]) == (40, 20, 16)
+    assert record.config["data_digest"] not in {r.config["data_digest"] for r in tried}
+    shown = low_bit_report.present(cifar_few.TABLE, [record, *tried])
+    assert "ResNet-18, tiny stem, width 16" in shown.lead and f"{record.summary['accuracy']:.2f}" in str(shown.tables)
+
+
+def test_a_few_bit_row_of_four_bits_takes_what_was_found_at_two(tmp_path: Path) -> None:
+    jobs = {j.row.key: j for j in low_bit.plan(cifar_few.TABLE, CifarFew(tmp_path, seeds=1)) if j.row}
+    for method in cifar_few.FEW_BITS:
+        two, four = jobs[f"{method}-w2a4-best"], jobs[f"{method}-w4a4-best"]
+        assert replace(two, bits=4, row=None) == replace(four, row=None)
+    assert {job.score_every for job in jobs.values()} == {6} and {job.padding for job in jobs.values()} == {0}
 
 
 def test_the_note_claims_no_search_that_was_not_run(tmp_path: Path) -> None:

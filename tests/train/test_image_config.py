@@ -112,6 +112,27 @@ def test_what_decides_the_outcome_is_described():
         assert replace(PLAIN, **same).describe() == described
 
 
+def test_the_net_is_the_data_sets_own_unless_one_is_given():
+    nets = {
+        "vgg-small": PLAIN,
+        "resnet18 small 64": replace(PLAIN, model="resnet18"),
+        "resnet18 tiny 64": replace(PLAIN, dataset="tiny-imagenet"),
+        "resnet18 tiny 16": replace(PLAIN, dataset="tiny-imagenet", width=16),
+        "resnet18 imagenet 64": replace(PLAIN, dataset="imagenet"),
+    }
+    for name, config in nets.items():
+        model, *size = name.split()
+        assert config.net == config.describe()["model"] == model
+        if size:
+            assert config.net_options == {"stem": size[0], "width": int(size[1])}
+    assert nets["vgg-small"].describe()["width"] == 128
+    wide, thin = nets["resnet18 tiny 64"].describe(), nets["resnet18 tiny 16"].describe()
+    assert wide["width"] is None and thin["width"] == 16  # None: as in records older than the setting
+    assert replace(nets["resnet18 tiny 64"], width=64).describe() == wide
+    assert replace(PLAIN, model="vgg-small").describe() == PLAIN.describe()
+    assert build_model(nets["resnet18 tiny 16"], 5).head.linear.weight.shape == (5, 128)  # pyright: ignore
+
+
 def test_a_row_names_the_run_and_is_told_in_its_record():
     row = TableRow("cifar-w1", "parq-best", Path("results"), {"kind": "best"})
     config = replace(PLAIN, row=row, seed=3)

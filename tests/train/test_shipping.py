@@ -140,6 +140,8 @@ OTHERS = [
     {"method": "parq", "bits": 2, "activation_bits": 4},
     {"method": "parq", "bits": 4, "activation_bits": 4, "options": {}},
     {"method": "askew", "bits": 3, "activation_bits": 8, "per": "channel"},
+    {"model": "resnet18", "width": 4},
+    {"model": "resnet18", "width": 4, "stem": "tiny", "bits": 2, "activation_bits": 4},
 ]
 
 

@@ -39,6 +39,8 @@ class ImageRuns:
     """Where the runs go: this machine's devices, or a Ray cluster."""
     per_device: int = 1
     """Runs that share a device."""
+    mps: bool = False
+    """Runs that share a GPU overlap there rather than take turns: NVIDIA's MPS daemon is started for them."""
     device: str = "auto"
     """cpu, cuda, or auto: a GPU if there is one."""
     checkpoints: Path = Path("runs")
@@ -218,7 +220,7 @@ def complete(jobs: Sequence[ImageTraining], config: ImageRuns, on_status: OnJob 
     if missing:
         writable_folder(config.checkpoints, "--checkpoints")
     for some in generations([*missing, *remade_teachers(jobs, missing)]):
-        made = run_grid(some, engine=config.engine, per_device=config.per_device, on_status=on_status)
+        made = run_grid(some, engine=config.engine, per_device=config.per_device, mps=config.mps, on_status=on_status)
         for job, record in zip(some, made, strict=True):
             assert job.row is not None
             record.save(writable_folder(job.row.folder))

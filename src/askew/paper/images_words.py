@@ -10,6 +10,7 @@ from askew.paper.images_common import OURS, Experiment, Kind
 from askew.paper.images_rows import Rows, gap, score_of
 from askew.report.runs import Stat, apart, unique
 from askew.report.style import look
+from askew.train.recipes import WIDTHS
 from askew.train.record import Record
 
 FULL = "full-precision"
@@ -57,9 +58,14 @@ def data_words(configs: Sequence[Mapping[str, Any]]) -> str:
 
 def net_words(configs: Sequence[Mapping[str, Any]]) -> str:
     """The nets of runs by name."""
-    names = unique((c["model"], c.get("stem")) for c in configs)
-    shown = [f"{NAMES.get(model, model)}{f', {stem} stem' if stem else ''}" for model, stem in names]
-    return "; ".join(shown) or "not run yet"
+    return "; ".join(unique(_net(c) for c in configs)) or "not run yet"
+
+
+def _net(config: Mapping[str, Any]) -> str:
+    """A run's net by name, with its first layer, if it has a choice, and its width, if it is not the usual one."""
+    model, stem, width = config["model"], config.get("stem"), config.get("width")
+    parts = [NAMES.get(model, model), *([f"{stem} stem"] if stem else [])]
+    return ", ".join([*parts, *([f"width {width}"] if width not in (None, WIDTHS.get(model)) else [])])
 
 
 def verdicts(experiment: Experiment, rows: Rows) -> list[str]:

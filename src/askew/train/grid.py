@@ -63,6 +63,7 @@ def run_grid(
     *,
     engine: EngineName = "local",
     per_device: int = 1,
+    mps: bool = False,
     devices: Sequence[str] | None = None,
     on_status: OnJob | None = None,
     train: Train = train_images,
@@ -74,6 +75,7 @@ def run_grid(
 
     engine      local: worker processes on this machine; ray: a Ray cluster (see grid_ray.RayCluster)
     per_device  runs that share a device at a time: a small net leaves a GPU mostly idle
+    mps         runs that share a local GPU overlap there, by NVIDIA's MPS daemon, rather than take turns
     devices     local ones to use, such as cuda:0; default: all GPUs, or the CPU if there are none
     on_status   told (name of the job, where it stands): first of all jobs, at step 0 those that have to be run and
                 at their end those that are finished; then as they go
@@ -83,7 +85,7 @@ def run_grid(
         raise ValueError(f"per_device must be 1 or more, got {per_device}")
     check_folders(jobs)
     tell = on_status or (lambda name, status: None)
-    with closing(_engine(engine, jobs, per_device, devices)) as team:
+    with closing(_engine(engine, jobs, per_device, mps, devices)) as team:
         placed = [replace(job, device=team.kind) for job in jobs]
         results: list[Record | Failure | None] = [finished(job) for job in placed]
         for job, record in zip(placed, results, strict=True):
@@ -99,11 +101,15 @@ def run_grid(
     return [record for record in results if isinstance(record, Record)]
 
 
-def _engine(name: EngineName, jobs: Sequence[ImageTraining], per_device: int, devices: Sequence[str] | None) -> Engine:
+def _engine(
+    name: EngineName, jobs: Sequence[ImageTraining], per_device: int, mps: bool, devices: Sequence[str] | None
+) -> Engine:
     if name == "local":
-        return Local(devices or local_devices({job.device for job in jobs}), per_device)
+        return Local(devices or local_devices({job.device for job in jobs}), per_device, mps)
     if name != "ray":
         raise ValueError(f"engine must be 'local' or 'ray', got {name!r}")
+    if mps:
+        raise ValueError("mps is for the GPUs of this machine; on a Ray cluster its daemons are the cluster's")
     if devices is not None:
         raise ValueError("devices are local ones; a Ray cluster places the runs by itself")
     return RayCluster(per_device)

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -18,25 +18,30 @@ from askew.report.live import Status
 from askew.train.device import check_present, device_named
 from askew.train.grid_job import Failure, OnJob, Train, attempt
 from askew.train.image_config import ImageTraining
+from askew.train.mps import VISIBLE, overlapping
 from askew.train.record import Record, load
 from askew.train.source import Shelf
 from askew.train.stopping import leave, tidily
+from askew.train.surroundings import surroundings
 
 PATIENCE = 20.0  # seconds a worker has to end by itself, and to keep its run
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Local:
     """Engine of a grid: `per_device` workers on each of these devices of one kind.
 
     One worker on the CPU is this process itself. A worker that dies takes its job with it and is replaced.
+    mps: workers on one GPU overlap there (see mps.py) rather than take turns.
     """
 
-    def __init__(self, devices: Sequence[str], per_device: int) -> None:
+    def __init__(self, devices: Sequence[str], per_device: int, mps: bool = False) -> None:
         kinds = {torch.device(device).type for device in devices}
         if len(kinds) != 1:
             raise ValueError(f"the devices of a grid must be of one kind, got {list(devices)}")
         self.kind = kinds.pop()
+        if mps and (self.kind != "cuda" or per_device == 1):
+            raise ValueError("mps lets several runs share an NVIDIA GPU: give it with per_device 2 or more, on GPUs")
+        self.sharing = overlapping(per_device) if mps else nullcontext()
         self.places = [device for _ in range(per_device) for device in devices]
 
     def run(self, jobs: Sequence[ImageTraining], on_status: OnJob, train: Train) -> list[Record | Failure]:
@@ -44,7 +49,7 @@ class Local:
         if places == ["cpu"]:
             found = _one_after_another(jobs, on_status, train)
         else:
-            with tidily():
+            with tidily(), self.sharing:
                 found = _Team(jobs, places, on_status, train).work()
         return [load(path) if isinstance(path, Path) else path for path in found]
 
@@ -182,16 +187,9 @@ def _visible(place: str) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    before = os.environ.get(VISIBLE)
-    index = device.index or 0
-    os.environ[VISIBLE] = before.split(",")[index] if before else str(index)
-    try:
+    before, index = os.environ.get(VISIBLE), device.index or 0
+    with surroundings({VISIBLE: before.split(",")[index] if before else str(index)}):
         yield
-    finally:
-        if before is None:
-            del os.environ[VISIBLE]
-        else:
-            os.environ[VISIBLE] = before
 
 
 def _usable_cores() -> int:

@@ -11,7 +11,9 @@ from level_strategies import level_sets, weights
 from rounding import DTYPES, as_computed, gap_around, near_midpoint, special_points, tensor
 
 from askew.core import LevelSet, as_levels, binary, oracle, ternary, uniform
-from askew.core.levels import bracket, compute_dtype, index, nearest
+from askew.core.levels import bracket, compute_dtype, index, nearest, stairs
+
+FORMS = ("int", "symmetric", "paper")
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -121,6 +123,37 @@ def test_nearest_on_exactly_representable_ties_goes_right() -> None:
             below = torch.nextafter(middle, torch.full_like(middle, -math.inf))
             assert nearest(below, levels).tolist() == list(levels.values[:-1])
             assert [oracle.nearest(m, levels.values) for m in levels.midpoints] == list(levels.values[1:])
+
+
+GRIDS = [uniform(bits, form) for bits in (1, 2, 3, 4, 8) for form in FORMS] + [ternary(), LevelSet((3.0, 4.0, 5.0))]
+
+
+@pytest.mark.parametrize("levels", GRIDS, ids=lambda levels: f"{levels.name}-{len(levels)}")
+def test_levels_on_a_grid_are_found_without_a_search(levels: LevelSet) -> None:
+    """The same answers as a search among midpoints and levels, also next to them and at numbers of any size."""
+    assert levels.grid == ("halves" if levels.values[0] % 1 else "whole")
+    sizes = [sign * 2.0**k for k in range(-140, 120, 5) for sign in (-1, 1)]
+    for dtype in DTYPES:
+        marks = tensor([*levels.values, *levels.midpoints, 0.0, *sizes], dtype)
+        near = [torch.nextafter(marks, torch.full_like(marks, end)) for end in (-math.inf, math.inf)]
+        q = torch.cat([marks, *near, tensor([-math.inf, math.inf], dtype)])
+        x, table, middles = q.to(compute_dtype(dtype)), levels.table(q), levels.midpoint_table(q)
+        assert torch.equal(nearest(q, levels), table[torch.bucketize(x, middles, right=True)].to(dtype))
+        left = torch.bucketize(x, table[1:-1], right=True)
+        a, b = bracket(q, levels)
+        assert torch.equal(a.expand_as(x), table[left]) and torch.equal(b.expand_as(x), table[left + 1])
+
+
+def test_what_is_no_grid() -> None:
+    for values in ((-1.0, 1.0), (0.0, 1.0, 3.0), (0.25, 1.25), (-1.0, -0.5, 0.0), (2.0**21, 2.0**21 + 1)):
+        assert LevelSet(values).grid is None
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 6, 7, 40])
+def test_a_chain_of_comparisons_is_the_search(count: int) -> None:
+    edges, values = torch.arange(count) * 0.7 - 1, torch.linspace(-2, 3, count + 1) ** 3
+    x = torch.cat([edges, torch.nextafter(edges, torch.tensor(-math.inf)), torch.linspace(-5, 30, 100)])
+    assert torch.equal(stairs(x, edges, values), values[torch.bucketize(x, edges, right=True)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -53,6 +53,13 @@ class LevelSet:
         """(c_j + c_{j+1}) / 2, where the nearest level changes."""
         return tuple((a + b) / 2 for a, b in pairwise(self.values))
 
+    @cached_property
+    def grid(self) -> Literal["whole", "halves"] | None:
+        """Whether the levels are consecutive whole numbers, or halfway between such: then none need be searched."""
+        if any(gap != 1 for gap in self.gaps) or max(map(abs, self.values)) > 2**20:
+            return None
+        return {0.0: "whole", 0.5: "halves"}.get(self.values[0] % 1)  # pyright: ignore[reportReturnType]
+
     @property
     def min_gap(self) -> float:
         return min(self.gaps)
@@ -132,10 +139,10 @@ def index(q: Tensor, levels: LevelSet) -> Tensor:
 def nearest(q: Tensor, levels: LevelSet) -> Tensor:
     """The nearest level to each element, in q's dtype (sign(q) for {-1, +1}, with sign(0) = +1)."""
     x = q.to(compute_dtype(q.dtype))
-    if len(levels) == 2:
-        low, high = levels.table(x)
-        return torch.where(x >= levels.midpoints[0], high, low).to(q.dtype)
-    return levels.table(x)[index(x, levels)].to(q.dtype)
+    if levels.grid is None:
+        return stairs(x, levels.midpoint_table(x), levels.table(x)).to(q.dtype)
+    inside = x.clamp(levels.values[0], levels.values[-1])
+    return (half_up(inside) if levels.grid == "whole" else inside.floor() + 0.5).to(q.dtype)
 
 
 def bracket(q: Tensor, levels: LevelSet) -> tuple[Tensor, Tensor]:
@@ -146,8 +153,34 @@ def bracket(q: Tensor, levels: LevelSet) -> tuple[Tensor, Tensor]:
     table = levels.table(q)
     if len(levels) == 2:
         return table[0], table[1]
-    left = _count_left(q.to(table.dtype), table).sub_(1).clamp_(0, len(levels) - 2)
-    return table[left], table[left + 1]
+    x = q.to(table.dtype)
+    if levels.grid is None:
+        return stairs(x, table[1:-1], table[:-1]), stairs(x, table[1:-1], table[1:])
+    inside = x.clamp(levels.values[0], levels.values[-1])
+    left = (inside.floor() if levels.grid == "whole" else half_up(inside) - 0.5).clamp(max=levels.values[-2])
+    return left, left + 1
+
+
+CHAIN = 5  # steps up to which a chain of comparisons is faster than a search and a look-up
+
+
+def stairs(x: Tensor, edges: Tensor, values: Tensor) -> Tensor:
+    """values_j where j of the sorted edges are <= x: a step function with one value more than edges."""
+    if len(edges) > CHAIN:
+        return values[_count_left(x, edges)]
+    out = values[0]
+    for edge, value in zip(edges.unbind(), values[1:].unbind(), strict=True):
+        out = torch.where(x >= edge, value, out)
+    return out
+
+
+def half_up(x: Tensor) -> Tensor:
+    """The nearest whole number, halves upwards: floor(x + 1/2), had x + 1/2 no rounding error.
+
+    x - floor(x) has none where it lies below 1/2, and is never rounded down to there.
+    """
+    whole = x.floor()
+    return whole + ((x - whole) * 2).floor().clamp(max=1)
 
 
 def draw(q: Tensor, levels: LevelSet) -> Tensor:

@@ -68,7 +68,7 @@ class Tables:
 
     def __init__(self, levels: LevelSet, dtype: torch.dtype, device: torch.device) -> None:
         like = torch.empty((), dtype=dtype, device=device)
-        self.values, self.gaps, self.midpoints = levels.values, levels.gaps, levels.midpoints
+        self.values, self.gaps, self.midpoints, self.grid = levels.values, levels.gaps, levels.midpoints, levels.grid
         self._table, self._midpoint_table = levels.table(like), levels.midpoint_table(like)
 
     def __len__(self) -> int:

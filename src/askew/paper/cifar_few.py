@@ -22,7 +22,7 @@ from askew.train.grid_job import OnJob
 from askew.train.record import Record
 
 DECAYS: tuple[Settings, ...] = tuple(
-    {"lr": lr, "weight_decay": decay} for lr, decay in ((0.01, 0.1), (0.01, 0.3), (0.01, 1.0), (0.03, 0.1), (0.03, 0.3))
+    {"lr": lr, "weight_decay": decay} for lr, decay in ((0.01, 0.1), (0.01, 0.3), (0.03, 0.03), (0.03, 0.1))
 )  # learning rates with AdamW's decay
 RATES: tuple[Settings, ...] = ({"lr": 0.01}, *DECAYS)
 
@@ -31,7 +31,7 @@ def each(rates: Sequence[Settings], **more: Any) -> tuple[Settings, ...]:
     return tuple({**rate, **more} for rate in rates)
 
 
-SCALED = each(DECAYS[2:], scale="abs-mean")  # one bit, free in size
+SCALED = each(DECAYS[1:], scale="abs-mean")  # one bit, free in size
 LATE: Settings = {"options": {"anneal_end": 0.9}}  # PARQ, as it is best elsewhere
 CAPTURE: Settings = {"alpha": 0.05, **EARLY}
 PULLS = ((0.03, 5e-4), (0.03, 2e-3), (0.1, 5e-4), (0.1, 2e-3), (0.3, 5e-4))  # ProxQuant: learning rate, rate
@@ -40,7 +40,7 @@ ONE_BIT = {
     "md-tanh": Search(each(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.1}), options={"beta": 1.0, "growth": 1.1})),
     "proxquant": Search(tuple({"lr": lr, "options": {"rate": rate}} for lr, rate in PULLS)),
     "parq": Search(each(RATES, **LATE)),
-    "askew-level-first": Search((*each(({"lr": 0.03}, {"lr": 0.1}), **CAPTURE), *each(SCALED, **CAPTURE))),
+    "askew-level-first": Search((*each(({"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}), **CAPTURE), *each(SCALED, **CAPTURE))),
     "askew-level-first-rounded": Search(
         (*each(({"lr": 0.1}, {"lr": 0.3}), **{**CAPTURE, **COLD}), *each(SCALED, **CAPTURE))
     ),

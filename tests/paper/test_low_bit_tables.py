@@ -68,6 +68,8 @@ def test_every_run_has_settings_that_fit(name: str, tmp_path: Path) -> None:
     if name not in ("imagenet-low", "cifar-long", *TAUGHT):
         tried = low_bit.plan(table, kind(tmp_path, search=True, device="cpu"))
         assert len({job.row.key for job in tried if job.row}) == len(tried)
+        choices = [len(row.search.tried) for row in table.rows if row.search]
+        assert len(tried) == sum(count for count in choices if count > 1)  # one setting alone is no choice
         assert all(job.holdout == 5000 for job in tried)
 
 

@@ -155,7 +155,7 @@ def plan(experiment: Experiment, config: ImageTable) -> list[ImageTraining]:
 def search_plan(experiment: Experiment, config: ImageTable) -> Iterator[ImageTraining]:
     """One run for each tried setting, scored on held-out training images."""
     for contender in asked_for(experiment.name, experiment.contenders, config):
-        for tried in contender.search.tried:
+        for tried in contender.search.open:
             settings = {**KINDS["best"], **tried, "holdout": config.holdout}
             key = search_key(contender.method, tried)
             yield training(experiment, config, contender.method, key, settings, 0, {"kind": "search"}, "-search")

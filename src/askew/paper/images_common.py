@@ -41,6 +41,11 @@ class Search:
     elsewhere: str = "not tried"
 
     @property
+    def open(self) -> tuple[Settings, ...]:
+        """What there is to try: nothing where one setting stands alone."""
+        return self.tried if len(self.tried) > 1 else ()
+
+    @property
     def winner(self) -> Settings:
         return self.tried[self.chosen]
 

@@ -155,7 +155,7 @@ def job(table: LowBit, config: ImageTable, row: Row, kind: Kind, seed: int) -> I
 def search_plan(table: LowBit, config: ImageTable) -> Iterator[ImageTraining]:
     """One run for each tried setting, scored on held-out training images."""
     for row in asked_for(table.name, table.rows, config):
-        for tried in row.search.tried if row.search and not row.taught else ():
+        for tried in row.search.open if row.search and not row.taught else ():
             settings = {**table.shape("best"), **WIDTHS[row.widths], **tried, "holdout": config.holdout}
             about = {"kind": "search", "row": row.key, "label": row.label}
             key = search_key(row.key, tried)

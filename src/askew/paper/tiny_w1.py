@@ -21,7 +21,7 @@ VALUES = {
     "projected": "11.78±0.67",
     "askew": "50.23±0.37",
 }
-SEARCHES = {  # TinyImageNet's own, for the methods that it is run with more than once
+SEARCHES = {  # TinyImageNet's own
     "full-precision": Search(
         (
             {"lr": 0.001},
@@ -63,6 +63,20 @@ SEARCHES = {  # TinyImageNet's own, for the methods that it is run with more tha
             {"lr": 0.03, "weight_decay": 0.1, "options": {"anneal_end": 0.9}},
         ),
         chosen=2,
+    ),
+    "md-tanh": Search(
+        tuple({"lr": lr, "options": {"beta": 1.0, "growth": 1.1}} for lr in (0.01, 0.03, 0.06)),
+        chosen=1,
+    ),
+    "projected": Search(tuple({"lr": lr, "options": {"onto": "cube"}} for lr in (0.03, 0.08, 0.2)), chosen=1),
+    "adaste": Search(({"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}), chosen=1),
+    "askew": Search(
+        (
+            {"lr": 0.03, "alpha": 0.5, "start": 0.9},
+            {"lr": 0.1, "alpha": 0.5, "start": 0.9},
+            {"lr": 0.1, "alpha": 0.5, "start": 0.75},
+        ),
+        chosen=1,
     ),
     "askew-level-first": Search(
         (

@@ -1,13 +1,18 @@
 """The paper's experiments by name: each has a command, a run and a presentation."""
 
+import shutil
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from image_trees import FakeGrid
 
 from askew import cli
-from askew.paper import registry
+from askew.paper import image_runs, registry
 from askew.paper.cifar_w1 import CifarW1
 from askew.report.live import Status
+from askew.train.grid import record_file
 from askew.train.record import Record
 
 
@@ -44,6 +49,37 @@ def test_a_missing_data_set_ends_with_one_line(tmp_path: Path, capsys: pytest.Ca
         cli.main(line)
     message = capsys.readouterr().err
     assert end.value.code == 2 and "nowhere" in message and "Traceback" not in message
+
+
+RESULTS = Path(__file__).parents[2] / "results"
+RECORDED = {kind: folder for kind in registry.IMAGES if any((folder := RESULTS / kind(Path()).out.name).glob("*.json"))}
+
+
+def run(kind: Any, config: Any) -> set[str]:
+    """The names of the records that the command gives; what goes wrong there is no lack of a search."""
+    try:
+        return {record.name for record in registry.IMAGES[kind](config, None)}
+    except (TypeError, ValueError) as error:
+        raise AssertionError(str(error)) from error
+
+
+@pytest.mark.parametrize("kind", RECORDED, ids=lambda kind: kind.__name__)
+def test_committed_records_are_those_that_the_commands_would_make(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command of a table, and its search, take every record that is there and make none of them again."""
+    grid, out = FakeGrid(), tmp_path / "results"
+    monkeypatch.setattr(image_runs, "run_grid", grid)
+    shutil.copytree(RECORDED[kind], out)
+    there = {path.stem for path in out.glob("*.json")}
+    taken: set[str] = set()
+    for more in ({}, {"search": True}):
+        with suppress(TypeError, ValueError):  # a table without a search of its own
+            config = kind(tmp_path, out=out, checkpoints=tmp_path / "runs", device="cpu", seeds=5, **more)
+            taken |= run(kind, config)
+    alone = {"cifar-w1a1-search-full-precision-w32a32-lr0.03-0"}  # from when a setting without a choice was tried
+    assert there - taken <= alone and there
+    assert not {out / f"{name}.json" for name in there} & {record_file(job) for job in grid.asked}
 
 
 def test_options_are_checked() -> None:

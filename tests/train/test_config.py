@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from askew.core import LevelFirst
-from askew.train.config import TrainConfig
+from askew.train.config import TrainConfig, decisive
 
 
 @pytest.mark.parametrize(
@@ -87,3 +87,16 @@ def test_description_is_plain():
     described = TrainConfig("m", annealing=LevelFirst(start=0.2), alpha=0.1).describe()
     assert json.loads(json.dumps(described))["annealing"]["schedule"] == "LevelFirst"
     assert TrainConfig("m").describe()["annealing"] is None
+
+
+def test_what_decides_a_run() -> None:
+    """The end of a cosine is nothing to a run in steps, nor a device, nor how often it is scored, to any."""
+    steps = TrainConfig("m", schedule="steps").describe() | {"device": "cpu"}
+    assert decisive(steps) == decisive(steps | {"min_lr": 0.5, "cosine_end": 0.3, "device": "cuda", "score_every": 9})
+    assert decisive(steps) != decisive(steps | {"milestones": [0.1]})
+    cosine = TrainConfig("m", schedule="cosine").describe()
+    assert decisive(cosine) != decisive(cosine | {"cosine_end": 0.3})
+    assert decisive(cosine) == decisive(cosine | {"milestones": [0.1], "static": True})
+    assert {"lr", "method", "epochs"} <= decisive(cosine).keys() and not {"factor", "device"} & decisive(
+        steps | cosine
+    ).keys()

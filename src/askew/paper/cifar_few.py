@@ -89,11 +89,11 @@ class CifarFew(ImageTable):
     """One, two and four bits a weight from few images, on a CPU: every method at its best schedule, several seeds."""
 
     scorings: ClassVar[int] = 5
+    usual_epochs: ClassVar[int] = 30
+    search_epochs: ClassVar[int] = 30
 
     out: Path = Path("results/cifar-few")
     """Folder for the records, tables and figures."""
-    epochs: int = 30
-    """Passes over the training images; fewer for a trial."""
     images: int | None = 5000
     """Training and test images of a run; a search holds out others."""
     device: str = "cpu"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from askew.paper.image_runs import ImageRuns, checkpoint, complete, training
 from askew.paper.images_common import COLD, EARLY, KINDS, Experiment, Settings
@@ -288,12 +288,12 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
 class CifarIdeas(ImageRuns):
     """Ideas for one bit on CIFAR-10, one change at a time: short runs, scored on held-out training images."""
 
+    usual_epochs: ClassVar[int] = 40
+
     out: Path = Path("results/cifar-ideas")
     """Folder for the records, tables and figures."""
     seeds: int = 2
     """Runs of each idea."""
-    epochs: int = 40
-    """Passes over the training images."""
     holdout: int = 5000
     """Training images held out for scoring."""
     width: int | None = None
@@ -337,5 +337,5 @@ def _job(config: CifarIdeas, idea: Idea, seed: int) -> ImageTraining:
     if idea.teacher:
         settings["teacher"] = checkpoint(_job(config, ideas()[idea.teacher], seed))
     about = {"kind": "best", "settings": "ours"}
-    times = replace(config, epochs=round(idea.longer * config.epochs))
+    times = replace(config, epochs=round(idea.longer * config.passes))
     return training(EXPERIMENT, times, idea.method, idea.key, settings, seed, about)

@@ -22,6 +22,7 @@ class ImageRuns:
     """Options of the commands that train on images; a run whose record is there is not made again."""
 
     scorings: ClassVar[int] = 20  # of a run, evenly over its epochs
+    usual_epochs: ClassVar[int] = 100
 
     data: Path
     """Folder with the data set as its makers give it; nothing is downloaded."""
@@ -29,8 +30,8 @@ class ImageRuns:
     """Folder for the records, tables and figures."""
     seeds: int = 5
     """Runs of each method at each kind of schedule."""
-    epochs: int = 100
-    """Passes over the training images; fewer for a trial."""
+    epochs: int | None = None
+    """Passes over the training images (as many as the table is of, if not given); fewer for a trial."""
     images: int | None = None
     """Use only so many training and test images; for a trial."""
     check_data: bool = True
@@ -47,9 +48,14 @@ class ImageRuns:
     """Folder for checkpoints: a run that was stopped goes on."""
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "epochs", "per_device"):
+        for name in ("seeds", "passes", "per_device"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+                raise ValueError(f"{name.replace('passes', 'epochs')} must be 1 or more, got {getattr(self, name)}")
+
+    @property
+    def passes(self) -> int:
+        """Epochs of a run."""
+        return self.usual_epochs if self.epochs is None else self.epochs
 
     def own(self) -> dict[str, Any]:
         """Settings of a run that only one command has."""
@@ -59,6 +65,8 @@ class ImageRuns:
 @dataclass(frozen=True)
 class ImageTable(ImageRuns):
     """Options of the commands that compare methods."""
+
+    search_epochs: ClassVar[int] = 40
 
     methods: tuple[str, ...] = ()
     """Only these methods (all if not given)."""
@@ -73,6 +81,11 @@ class ImageTable(ImageRuns):
         super().__post_init__()
         if self.holdout < 1:
             raise ValueError(f"holdout must be 1 or more, got {self.holdout}")
+
+    @property
+    def passes(self) -> int:
+        """Epochs of a run; a search has its own number."""
+        return self.search_epochs if self.search and self.epochs is None else super().passes
 
 
 @dataclass(frozen=True)
@@ -179,9 +192,9 @@ def training(
         data=config.data,
         method=method,
         seed=seed,
-        epochs=config.epochs,
-        score_every=max(1, config.epochs // config.scorings),
-        keep_every=max(1, config.epochs // 4),
+        epochs=config.passes,
+        score_every=max(1, config.passes // config.scorings),
+        keep_every=max(1, config.passes // 4),
         keep_best=False,
         images=config.images,
         check_data=config.check_data,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from askew.paper import low_bit, tiny_low
 from askew.paper.image_runs import ImageNetTable
@@ -50,10 +51,10 @@ TABLE = LowBit(
 class ImageNetLow(ImageNetTable):
     """Two and four bits a weight, four an activation, on ImageNet."""
 
+    usual_epochs: ClassVar[int] = 200
+
     out: Path = Path("results/imagenet-low")
     """Folder for the records, tables and figures."""
-    epochs: int = 200
-    """Passes over the training images; fewer for a trial."""
 
 
 def run(config: ImageNetLow, on_status: OnJob | None = None) -> list[Record]:

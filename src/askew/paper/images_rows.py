@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from askew.paper.images_common import KINDS, Experiment, Kind, Settings, flat
 from askew.report.runs import Stat, stat, summary_values, unique
-from askew.train.grid import MACHINE, WATCHED
+from askew.train.config import decisive
 from askew.train.record import Record
 
 Place = tuple[str, Kind]  # of a row: its key, and the kind of schedule
@@ -49,8 +49,10 @@ def check(records: Sequence[Record], settings: Settings) -> None:
                 f"record {record.name} has {other[0]} {known.get(other[0])!r}, its row now has "
                 f"{flat(settings)[other[0]]!r}: run it again (remove the record first)"
             )
-    apart = {"seed", "data_digest"} | MACHINE | WATCHED
-    settings_seen = unique({k: v for k, v in r.config.items() if k not in apart and v is not None} for r in records)
+    apart = {"seed", "data_digest"}
+    settings_seen = unique(
+        {k: v for k, v in decisive(r.config).items() if k not in apart and v is not None} for r in records
+    )
     images_seen = unique(digest for r in records if (digest := r.config.get("data_digest")))
     if max(len(settings_seen), len(images_seen)) > 1:
         raise ValueError(f"records of {records[0].method} have different settings; keep one kind and remove the others")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from askew.models.resnet import Stem
 from askew.paper import low_bit
@@ -96,12 +96,12 @@ TABLE = LowBit(
 class TinyLow(ImageTable):
     """Two and four bits a weight, four an activation, on TinyImageNet."""
 
+    usual_epochs: ClassVar[int] = 200
+
     out: Path = Path("results/tiny-low")
     """Folder for the records, tables and figures."""
     seeds: int = 3
     """Runs of each row at each kind of schedule."""
-    epochs: int = 200
-    """Passes over the training images; fewer for a trial."""
     stem: Stem = "tiny"
     """ResNet-18's first layer: tiny (7x7 and a pool) or small (3x3)."""
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from askew.atomic import replacing
-from askew.train.config import MACHINE, WATCHED
+from askew.train.config import MACHINE, WATCHED, decisive
 from askew.train.record import Record, plain
 
 FORMAT = 1
@@ -80,10 +80,9 @@ def load(path: Path, model: nn.Module, parts: Mapping[str, Stateful], config: An
     Settings that follow the machine or change only what is written of a run may differ; the record takes the new ones.
     """
     payload = read_file(path)
-    saved = json.loads(payload["config"])
-    here = json.loads(json.dumps(plain(config)))
-    free = MACHINE | WATCHED
-    different = sorted(k for k in saved.keys() | here.keys() if k not in free and saved.get(k) != here.get(k))
+    asked = json.loads(json.dumps(plain(config)))
+    saved, here = decisive(json.loads(payload["config"])), decisive(asked)
+    different = sorted(k for k in saved.keys() | here.keys() if saved.get(k) != here.get(k))
     if different:
         shown = ", ".join(f"{k}: {saved.get(k)!r} there, {here.get(k)!r} here" for k in different[:4])
         raise CheckpointError(f"checkpoint {path} belongs to another run ({shown}); choose another folder or remove it")
@@ -95,7 +94,7 @@ def load(path: Path, model: nn.Module, parts: Mapping[str, Stateful], config: An
         part.load_state_dict(for_this_machine(payload["parts"][name], part))
     restore_random_state(payload["random"], next(model.parameters()).device)
     record = Record(**json.loads(payload["record"]))
-    record.config |= {k: v for k, v in here.items() if k in free and k in record.config}
+    record.config |= {k: v for k, v in asked.items() if k in MACHINE | WATCHED and k in record.config}
     return Position(*payload["position"]), record
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -15,6 +16,13 @@ Schedule = Literal["constant", "cosine", "steps"]
 # Settings that follow the machine: a record made on another one will do.
 MACHINE = {"device", "bf16", "static", "compiled"}
 WATCHED = {"histogram_epochs", "score_every", "log_every", "brief"}  # .. that change only what is written of a run
+SHAPES = {"min_lr": "cosine", "cosine_end": "cosine", "milestones": "steps", "factor": "steps"}  # of these schedules
+
+
+def decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a run's settings what decides its outcome: no machine, nothing watched, nothing that its schedule has not."""
+    idle = {name for name, shape in SHAPES.items() if settings.get("schedule") != shape}
+    return {name: value for name, value in settings.items() if name not in MACHINE | WATCHED | idle}
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from typing import Literal, Protocol
 
 from askew.report.live import Status
 from askew.train.checkpoint import epochs_done
-from askew.train.config import MACHINE as MACHINE
-from askew.train.config import WATCHED as WATCHED
+from askew.train.config import decisive
 from askew.train.grid_job import Failure, OnJob, Train
 from askew.train.grid_local import Local, local_devices
 from askew.train.grid_ray import RayCluster
@@ -141,8 +140,9 @@ def finished(job: ImageTraining) -> Record | None:
     if not path.exists():
         return None
     record = load(path)
-    there, aside = record.config, MACHINE | WATCHED | (job.row.about.keys() if job.row else set())
-    here = {k: v for k, v in job.describe().items() if k not in aside}  # what a record does not know of was not used
+    there, aside = decisive(record.config), job.row.about.keys() if job.row else set()
+    here = decisive(job.describe())
+    here = {k: v for k, v in here.items() if k not in aside}  # what a record does not know of was not used
     different = sorted(name for name, value in here.items() if there.get(name) != value)
     if different:
         shown = ", ".join(f"{name}: {there.get(name)!r} there, {here[name]!r} here" for name in different[:4])

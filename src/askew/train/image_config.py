@@ -16,7 +16,7 @@ from askew.models.resnet import Stem
 from askew.nn.straight_through import SignGradient
 from askew.optim.average import check as check_average
 from askew.train import low_bit
-from askew.train.config import Schedule, TrainConfig
+from askew.train.config import SHAPES, Schedule, TrainConfig
 from askew.train.device import device_named
 from askew.train.distributed import launched
 from askew.train.low_bit import Fitted, Form
@@ -25,7 +25,6 @@ from askew.train.recipes import (
     DATASETS,
     OTHER,
     RECIPES,
-    SHAPES,
     USERS,
     WIDTHS,
     By,

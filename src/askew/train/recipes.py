@@ -79,7 +79,6 @@ USERS: dict[str, tuple[str, ...]] = {
     "by": (CAPTURE, DITHERED, ROUNDED),
     "stagger": (CAPTURE, DITHERED, ROUNDED),
 }  # settings that only these methods have
-SHAPES = {"min_lr": "cosine", "cosine_end": "cosine", "milestones": "steps", "factor": "steps"}  # .. these schedules
 
 
 @dataclass(frozen=True)

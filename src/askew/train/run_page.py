@@ -15,7 +15,7 @@ from typing import Any
 from askew.report import page, tables
 from askew.report.runs import unique
 from askew.report.tables import Column, Grid
-from askew.train.config import MACHINE, WATCHED
+from askew.train.config import decisive
 from askew.train.record import NotARecordError, Record, load, load_all
 
 DEPTH = 2  # how far below a folder records are looked for: runs/train/NAME/
@@ -32,7 +32,7 @@ NOTE = (
 )
 TAUGHT = " With a teacher the training loss is that of labels and teacher together."
 FILLED = {"accuracy", "train_loss", "weights", "distance_mean"}  # what a finished run has in its summary
-APART = {"seed", "method"} | MACHINE | WATCHED  # settings that rows do not differ in
+APART = {"seed", "method"}  # settings that rows do not differ in
 SHARED = ("dataset", "epochs", "images", "holdout", "model", "width", "stem", "skip", "batch_size", "init", "teacher")
 SHARED += ("teacher_share", "resize", "crop")  # settings that are compared over all rows; others within a method's
 FOLLOWS = {"train_set", "classes", "train_images", "test_images", "pad", "score_batch_size"}  # .. from others
@@ -61,7 +61,7 @@ def _below(folder: Path) -> Iterator[Record]:
 def deciding(record: Record) -> dict[str, Any]:
     """The settings that decide a result, but the seed; those of annealing and method by their own names."""
     out: dict[str, Any] = {}
-    for name, value in record.config.items():
+    for name, value in decisive(record.config).items():
         inner = value if isinstance(value, dict) else {name: value}
         out |= {(f"{name} {k}" if k != name and k in record.config else k): v for k, v in inner.items()}
     return {k: v for k, v in out.items() if k not in APART and v is not None}

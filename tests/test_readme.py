@@ -39,7 +39,9 @@ def test_benchmark_tables_are_made_from_the_records(experiment: str) -> None:
 def test_records_say_how_they_were_made() -> None:
     for path in (ROOT / "results").iterdir():
         for record in load_all(path):
-            assert record.environment["commit"] and record.environment["versions"]["torch"] and record.config
+            said = record.environment
+            assert int(said["commit"].rstrip("+"), 16) and said["versions"]["torch"] and said["system"], record.name
+            assert record.config and record.config.get("train_set") != "made-up", record.name
 
 
 def test_links_and_files_exist() -> None:

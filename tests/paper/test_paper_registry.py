@@ -67,19 +67,25 @@ def run(kind: Any, config: Any) -> set[str]:
 def test_committed_records_are_those_that_the_commands_would_make(
     kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command of a table, and its search, take every record that is there and make none of them again."""
-    grid, out = FakeGrid(), tmp_path / "results"
+    """The command of a table, and its search, take every record that is there and make none of them again.
+
+    All of it in a copy: what the commands would make, they make up here.
+    """
+    grid, out = FakeGrid(), tmp_path / "results" / RECORDED[kind].name
     monkeypatch.setattr(image_runs, "run_grid", grid)
-    shutil.copytree(RECORDED[kind], out)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(RESULTS, tmp_path / "results", ignore=shutil.ignore_patterns("*.png"))
+    untouched = sorted(RESULTS.rglob("*"))
     there = {path.stem for path in out.glob("*.json")}
     taken: set[str] = set()
     for more in ({}, {"search": True}):
         with suppress(TypeError, ValueError):  # a table without a search of its own
-            config = kind(tmp_path, out=out, checkpoints=tmp_path / "runs", device="cpu", seeds=5, **more)
+            config = kind(tmp_path, device="cpu", seeds=5, **more)
             taken |= run(kind, config)
     alone = {"cifar-w1a1-search-full-precision-w32a32-lr0.03-0"}  # from when a setting without a choice was tried
     assert there - taken <= alone and there
-    assert not {out / f"{name}.json" for name in there} & {record_file(job) for job in grid.asked}
+    assert not {out / f"{name}.json" for name in there} & {record_file(job).resolve() for job in grid.asked}
+    assert sorted(RESULTS.rglob("*")) == untouched
 
 
 def test_options_are_checked() -> None:

@@ -22,7 +22,8 @@ from askew.train.grid_job import OnJob
 from askew.train.record import Record
 
 DECAYS: tuple[Settings, ...] = tuple(
-    {"lr": lr, "weight_decay": decay} for lr, decay in ((0.01, 0.1), (0.01, 0.3), (0.03, 0.03), (0.03, 0.1))
+    {"lr": lr, "weight_decay": decay}
+    for lr, decay in ((0.01, 0.1), (0.01, 0.3), (0.03, 0.03), (0.03, 0.1), (0.03, 0.3))
 )  # learning rates with AdamW's decay
 RATES: tuple[Settings, ...] = ({"lr": 0.01}, *DECAYS)
 

@@ -31,6 +31,7 @@ from askew.paper.cifar_w1 import CifarW1
 from askew.paper.cifar_w1a1 import CifarW1A1
 from askew.paper.cifar_w1a1_taught import CifarW1A1Taught
 from askew.paper.imagenet_low import ImageNetLow
+from askew.paper.images_common import KINDS
 from askew.paper.tiny_low import TinyLow
 from askew.train.image_config import ImageTraining
 from askew.train.record import Record, load
@@ -289,7 +290,10 @@ def test_a_method_has_the_options_that_its_row_names(tmp_path: Path) -> None:
     """`askew train`'s recipe for PARQ anneals until 90%; a row that says nothing gets PARQ's own default."""
     tried = low_bit.plan(tiny_low.TABLE, TinyLow(tmp_path, search=True, methods=("parq",), device="cpu"))
     two = [job for job in tried if job.bits == 2]
-    assert [dict(job.recipe.options) for job in two] == [*[{}] * 3, *[{"anneal_end": 0.9}] * 3]
+    assert [dict(job.recipe.options) for job in two] == [{"anneal_end": 0.9}] * 3
+    (bare,) = [row for row in TABLES["tiny-low"][0].rows if row.key == "parq-fixed-w2a4"]
+    fixed = low_bit.job(tiny_low.TABLE, TinyLow(tmp_path, device="cpu"), bare, "best", 0)
+    assert dict(fixed.recipe.options) == {}
     (best,) = low_bit.plan(cifar_w1a1.TABLE, CifarW1A1(tmp_path, seeds=1, methods=("parq",), device="cpu"))
     assert dict(best.recipe.options) == {"anneal_end": 0.9}
 
@@ -306,6 +310,10 @@ def test_a_trial_with_few_images_takes_them_as_one_batch(tmp_path: Path) -> None
 def test_a_row_decays_weights_only_if_it_says_so(tmp_path: Path) -> None:
     """`askew train` decays level-first's at few bits on TinyImageNet; a row that says nothing does not."""
     assert ImageTraining(tmp_path, "tiny-imagenet", bits=2, device="cpu").recipe.weight_decay > 0
-    for search in (False, True):
-        for job in low_bit.plan(tiny_low.TABLE, TinyLow(tmp_path, search=search, device="cpu")):
-            assert job.row and (job.recipe.weight_decay > 0) == ("weight_decay" in job.row.key)
+    for job in low_bit.plan(tiny_low.TABLE, TinyLow(tmp_path, search=True, device="cpu")):
+        assert job.row and (job.recipe.weight_decay > 0) == ("weight_decay" in job.row.key)
+    for row in tiny_low.TABLE.rows:
+        for kind in KINDS:
+            if (settings := tiny_low.TABLE.settings(row, kind)) is not None:
+                job = low_bit.job(tiny_low.TABLE, TinyLow(tmp_path, device="cpu"), row, kind, 0)
+                assert job.recipe.weight_decay == settings.get("weight_decay", 0.0)

@@ -17,50 +17,39 @@ from typing import Any, ClassVar
 from askew.models.resnet import Stem
 from askew.paper import low_bit
 from askew.paper.image_runs import ImageTable
-from askew.paper.images_common import COLD, EARLY, Search, Settings
+from askew.paper.images_common import EARLY, Search, Settings
 from askew.paper.low_bit import LowBit, Row, Widths
 from askew.train.grid_job import OnJob
 from askew.train.record import Record
 
-RATES: tuple[Settings, ...] = ({"lr": 0.003}, {"lr": 0.01}, {"lr": 0.03})
-DECAYS: tuple[Settings, ...] = tuple({"lr": 0.01, "weight_decay": decay} for decay in (0.1, 0.3, 1.0))
-FORMS: tuple[Settings, ...] = (
-    *({**rate, "form": "symmetric"} for rate in (*RATES, *DECAYS)),
-    {"lr": 0.01, "form": "int"},
-)
+DECAYS: tuple[Settings, ...] = tuple({"lr": 0.01, "weight_decay": decay} for decay in (0.03, 0.1, 0.3))
+RATES: tuple[Settings, ...] = ({"lr": 0.01}, *DECAYS)
+SYMMETRIC: tuple[Settings, ...] = tuple({**rate, "form": "symmetric"} for rate in RATES)
 PAPER: Settings = {"lr": 0.06}
 
 
-def level_first(form: str, lr: float, alpha: float = 0.05, start: float = 0.5) -> Settings:
-    return {"lr": lr, "alpha": alpha, "start": start, "form": form, **COLD}
+def level_first(lr: float, **more: Any) -> Settings:
+    return {"lr": lr, "alpha": 0.05, "form": "symmetric", **EARLY, **more}
 
 
-OURS = (
-    *(level_first("symmetric", lr, start=start) for lr, start in ((0.01, 0.5), (0.03, 0.2), (0.06, 0.2))),
-    level_first("int", 0.03, start=0.2),
-    {**level_first("symmetric", 0.03), **EARLY},
-    *({**level_first("symmetric", 0.03), **EARLY, "weight_decay": decay} for decay in (0.03, 0.1, 0.3)),
+CAPTURES = (
+    level_first(0.03, weight_decay=0.03),
+    level_first(0.03, weight_decay=0.1),
+    level_first(0.01, weight_decay=0.1),
+    level_first(0.01, weight_decay=0.3),
+    level_first(0.03, weight_decay=0.03, start=0.7),
 )
-ROUNDED = (
-    *(level_first("symmetric", lr) for lr in (0.003, 0.01, 0.03)),
-    level_first("symmetric", 0.01, start=0.2),
-    *({**level_first("symmetric", 0.03), **EARLY, "weight_decay": decay} for decay in (0.1, 0.3)),
-)
-OWN: tuple[Settings, ...] = (  # PARQ's own levels need no form
-    *RATES,
-    {"lr": 0.01, "options": {"anneal_end": 0.9}},
-    *({**decay, "options": {"anneal_end": 0.9}} for decay in DECAYS[1:]),
-)
-LEARNED: tuple[Settings, ...] = (*FORMS, {"lr": 0.01, "form": "symmetric", "options": {"rule": "sgd"}})
+ROUNDED = (level_first(0.03, weight_decay=0.03), level_first(0.01, weight_decay=0.1))
+OWN: tuple[Settings, ...] = tuple({**rate, "options": {"anneal_end": 0.9}} for rate in DECAYS)  # levels need no form
 SKEWED: tuple[Settings, ...] = tuple({"lr": lr, "alpha": 0.5, "form": "symmetric"} for lr in (0.01, 0.03, 0.06))
 SEARCHES = {
-    "luq": Search(FORMS, chosen=1),
-    "lsq": Search(LEARNED, chosen=1),
-    "parq": Search(OWN, chosen=1),
-    "parq-fixed": Search(FORMS, chosen=1),
+    "luq": Search(SYMMETRIC),
+    "lsq": Search(SYMMETRIC[1:]),
+    "parq": Search(OWN),
+    "parq-fixed": Search(SYMMETRIC),
     "askew": Search(SKEWED, chosen=1),
-    "askew-level-first": Search(OURS, chosen=4, elsewhere="found at one bit"),
-    "askew-level-first-rounded": Search(ROUNDED, chosen=1),
+    "askew-level-first": Search(CAPTURES, elsewhere="found at one bit"),
+    "askew-level-first-rounded": Search(ROUNDED),
 }  # at two bits; four bits take what was found there
 
 
@@ -83,7 +72,7 @@ TABLE = LowBit(
     "Two and four bits a weight on TinyImageNet",
     {"dataset": "tiny-imagenet", "batch": 512, "skip": ("head.linear",)},
     (
-        Row("full-precision", "w32a32", PAPER, Search((*RATES, *DECAYS), chosen=1), "56.46±0.46"),
+        Row("full-precision", "w32a32", PAPER, Search(RATES), "56.46±0.46"),
         *rows("w2a4", "54.14±0.42", "53.54±0.28", searched=True),
         *rows("w4a4", "55.69±0.32", "55.85±0.30", searched=False),
     ),

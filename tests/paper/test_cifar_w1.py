@@ -12,7 +12,7 @@ from askew import cli
 from askew.paper import cifar_w1, cifar_w1_report, image_runs, imagenet_w1, tiny_w1
 from askew.paper.cifar_w1 import EXPERIMENT, CifarW1
 from askew.paper.image_runs import plan
-from askew.paper.images_common import KINDS, Experiment, words
+from askew.paper.images_common import KINDS, Experiment, Search, words
 from askew.paper.images_rows import rows_of
 from askew.report.readme import block
 from askew.train.grid import record_file
@@ -205,6 +205,19 @@ def test_the_search_is_run_on_held_out_images_and_stated(config: CifarW1, monkey
     ]
     assert [row[3] for row in rows] == ["–", *["50.00"] * len(tried.tried)]
     assert [row[1] for row in rows if row[2] == "best schedule"] == [words(tried.winner)]
+
+
+def test_a_trial_may_have_epochs_of_its_own(config: CifarW1) -> None:
+    searches = Search(({"lr": 0.01}, {"lr": 0.01, "epochs": 100}), chosen=1)
+    full = replace(next(iter(EXPERIMENT.contenders)), search=searches)
+    short = replace(EXPERIMENT, contenders=(full,))
+    looking = replace(config, epochs=None, search=True, holdout=500)
+    trials = plan(short, looking)
+    assert [job.epochs for job in trials] == [40, 100] and len({job.name for job in trials}) == 2
+    assert [job.epochs for job in plan(short, replace(looking, epochs=4))] == [4, 4]
+    table = replace(config, epochs=None, schedules="best", seeds=1)
+    assert [job.epochs for job in plan(short, table)] == [100]
+    assert [job.epochs for job in plan(short, replace(table, epochs=4))] == [4]
 
 
 def test_an_unknown_method_is_named(config: CifarW1) -> None:

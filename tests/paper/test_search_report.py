@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from askew.paper.images_common import Search, search_key
+from collections.abc import Sequence
+
+from askew.paper.images_common import Search, Settings, search_key
 from askew.paper.search_report import Candidate, chosen_how, settings_table
 from askew.train.record import Record
 
 TRIED = ({"lr": 0.01}, {"lr": 0.03})
 
 
-def candidate(chosen: int = 0, method: str = "luq") -> Candidate:
-    return Candidate(method.upper(), method, method, {"lr": 0.06}, "tuned", Search(TRIED, chosen))
+LONG = tuple({**one, "epochs": 100} for one in TRIED)
 
 
-def tried(settings: dict[str, float], accuracy: float, method: str = "luq") -> Record:
-    config = {"key": search_key(method, settings), "holdout": 500, "epochs": 40}
+def candidate(chosen: int = 0, method: str = "luq", settings: Sequence[Settings] = TRIED) -> Candidate:
+    return Candidate(method.upper(), method, method, {"lr": 0.06}, "tuned", Search(tuple(settings), chosen))
+
+
+def tried(settings: Settings, accuracy: float, method: str = "luq") -> Record:
+    config = {"key": search_key(method, settings), "holdout": 500, "epochs": settings.get("epochs", 40)}
     return Record("made-up-search", method, config, 0, summary={"accuracy": accuracy}, environment={})
 
 
@@ -54,6 +59,23 @@ def test_methods_without_a_search_are_named() -> None:
 
 def test_settings_still_to_be_run_do_not_count_as_tried() -> None:
     assert chosen_how([candidate(1)], FOUND[1:], "by hand").endswith("; settings tried: LUQ 1 of 2")
+
+
+def test_trials_are_compared_with_trials_of_their_length() -> None:
+    both, found = (*TRIED, *LONG), [*FOUND, tried(LONG[0], 45.0), tried(LONG[1], 44.0)]
+    used = candidate(2, settings=both)
+    assert used.search and used.search.winner == {"lr": 0.01}
+    how = "chosen by one run of 40 or 100 epochs each on 500 held-out training images"
+    assert chosen_how([used], found, "by hand") == f"{how}; settings tried: LUQ 4"
+    assert "LUQ (44.00 against 45.00)" in chosen_how([candidate(3, settings=both)], found, "by hand")
+    assert "LUQ (the one in use: not tried)" in chosen_how([used], [*FOUND, found[3]], "by hand")
+    rows = settings_table([used], found).rows
+    assert [row[1] for row in rows if row[2] == "best schedule"] == ["lr 0.01, epochs 100"]
+
+
+def test_a_setting_from_shorter_trials_is_named_once_there_are_longer_ones() -> None:
+    how = chosen_how([candidate(1, settings=(*TRIED, *LONG))], [*FOUND, tried(LONG[0], 45.0)], "by hand")
+    assert "LUQ (from the shorter trials; the best of the longer ones has 45.00)" in how
 
 
 def test_words_stand_left_and_numbers_right() -> None:

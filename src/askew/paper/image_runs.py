@@ -187,14 +187,16 @@ def training(
     """One run of a row."""
     name = f"{experiment.name}{suffix}"
     named = {"affine": False, **experiment.base, **config.own(), **settings}
+    own = named.pop("epochs", config.passes)
+    epochs = own if config.epochs is None else config.epochs
     fields = {**unnamed(method, named.get("schedule", "cosine")), **named, **smaller_batch(config, named)}
     return ImageTraining(
         data=config.data,
         method=method,
         seed=seed,
-        epochs=config.passes,
-        score_every=max(1, config.passes // config.scorings),
-        keep_every=max(1, config.passes // 4),
+        epochs=epochs,
+        score_every=max(1, epochs // config.scorings),
+        keep_every=max(1, epochs // 4),
         keep_best=False,
         images=config.images,
         check_data=config.check_data,

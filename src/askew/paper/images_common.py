@@ -33,7 +33,8 @@ HEADS: dict[Kind, str] = {"paper": "ours, paper's schedule", "best": "ours, best
 class Search:
     """Settings tried at the best schedule, on held-out training images, and the place of the chosen one.
 
-    elsewhere: where that one was chosen, if not by this search.
+    A setting may name the epochs of its trial (the search's own if not): what is best in short runs need not be in
+    long ones. elsewhere: where the chosen one was found, if not by this search.
     """
 
     tried: tuple[Settings, ...]
@@ -47,7 +48,8 @@ class Search:
 
     @property
     def winner(self) -> Settings:
-        return self.tried[self.chosen]
+        """The chosen setting; its runs have the epochs of the table."""
+        return {k: v for k, v in self.tried[self.chosen].items() if k != "epochs"}
 
 
 def unnamed(method: str, schedule: str) -> Settings:

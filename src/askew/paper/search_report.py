@@ -27,10 +27,11 @@ class Candidate:
         own = [r for r in searched if r.config["key"] == search_key(self.key, tried)]
         return stat(summary_values(own, "accuracy"))
 
-    def scores(self, searched: Sequence[Record]) -> list[float]:
-        """Of all settings that were tried."""
-        found = [self.held_out(tried, searched) for tried in (self.search.tried if self.search else ())]
-        return [one.mean for one in found if one]
+    def scores(self, searched: Sequence[Record], like: Settings | None = None) -> list[float]:
+        """Of all settings that were tried; like: of those alone whose trial had as many epochs as this one's."""
+        tried = self.search.tried if self.search else ()
+        alike = [one for one in tried if like is None or named_epochs(one) == named_epochs(like)]
+        return [one.mean for one in (self.held_out(setting, searched) for setting in alike) if one]
 
     def count(self, searched: Sequence[Record]) -> str:
         """How many settings were tried: '3', or '3 of 5' while some of the search are still to be run."""
@@ -39,13 +40,22 @@ class Candidate:
 
     def overruled(self, searched: Sequence[Record]) -> str:
         """Words for a setting in use that is not the best of those tried; nothing if it is, or if none was tried."""
-        scores = self.scores(searched)
-        if self.search is None or not scores:
+        if self.search is None or not self.scores(searched):
             return ""
-        used = self.held_out(self.search.winner, searched)
+        chosen = self.search.tried[self.search.chosen]
+        longest = max((one for one in self.search.tried if self.held_out(one, searched)), key=named_epochs)
+        best = max(self.scores(searched, longest))
+        if named_epochs(longest) > named_epochs(chosen):
+            return f"{self.label} (from the shorter trials; the best of the longer ones has {best:.2f})"
+        used = self.held_out(chosen, searched)
         if used is None:
             return f"{self.label} (the one in use: {self.search.elsewhere})"
-        return f"{self.label} ({used.mean:.2f} against {max(scores):.2f})" if used.mean < max(scores) else ""
+        return f"{self.label} ({used.mean:.2f} against {best:.2f})" if used.mean < best else ""
+
+
+def named_epochs(setting: Settings) -> int:
+    """Of its trial; 0 where it takes the search's own, which is shorter."""
+    return setting.get("epochs", 0)
 
 
 def chosen_how(candidates: Sequence[Candidate], searched: Sequence[Record], otherwise: str) -> str:
@@ -68,8 +78,8 @@ def settings_table(candidates: Sequence[Candidate], searched: Sequence[Record]) 
         before = len(lines)
         if c.paper is not None:
             lines.append((c.label, words(c.paper), f"paper's schedule ({c.origin})", NONE))
-        for tried in c.search.tried if c.search else ():
-            used = "best schedule" if c.search and tried == c.search.winner else ""
+        for place, tried in enumerate(c.search.tried if c.search else ()):
+            used = "best schedule" if c.search and place == c.search.chosen else ""
             held_out = c.held_out(tried, searched)
             if used or held_out:
                 lines.append((c.label, words(tried), used, cell(held_out, 2)))

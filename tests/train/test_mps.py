@@ -48,6 +48,15 @@ def test_a_daemon_of_its_own_from_start_to_end(tmp_path: Path, monkeypatch: pyte
     assert not {PIPES, LOGS, SHARE} & os.environ.keys() and not Path(folder).exists()
 
 
+@pytest.mark.parametrize(("runs", "share"), [(2, "50"), (3, "33.33"), (8, "25"), (16, "25")])
+def test_many_runs_have_overlapping_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: int, share: str
+) -> None:
+    stand_in(tmp_path, monkeypatch)
+    with overlapping(runs):
+        assert os.environ[SHARE] == share
+
+
 def test_it_ends_with_what_fails_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = stand_in(tmp_path, monkeypatch)
     with pytest.raises(KeyboardInterrupt), overlapping(2):

@@ -23,7 +23,7 @@ from askew.train.record import Record
 
 DECAYS: tuple[Settings, ...] = tuple(
     {"lr": lr, "weight_decay": decay}
-    for lr, decay in ((0.01, 0.1), (0.01, 0.3), (0.03, 0.03), (0.03, 0.1), (0.03, 0.3))
+    for lr, decay in ((0.01, 0.1), (0.01, 0.3), (0.01, 1.0), (0.03, 0.03), (0.03, 0.1), (0.03, 0.3))
 )  # learning rates with AdamW's decay
 RATES: tuple[Settings, ...] = ({"lr": 0.01}, *DECAYS)
 
@@ -35,7 +35,7 @@ def each(rates: Sequence[Settings], **more: Any) -> tuple[Settings, ...]:
 SCALED = each(DECAYS[1:], scale="abs-mean")  # one bit, free in size
 LATE: Settings = {"options": {"anneal_end": 0.9}}  # PARQ, as it is best elsewhere
 CAPTURE: Settings = {"alpha": 0.05, **EARLY}
-PULLS = ((0.03, 5e-4), (0.03, 2e-3), (0.1, 5e-4), (0.1, 2e-3), (0.3, 5e-4))  # ProxQuant: learning rate, rate
+PULLS = ((0.03, 5e-4), (0.03, 2e-3), (0.1, 5e-4), (0.1, 2e-3), (0.3, 5e-4), (0.3, 1e-4), (1.0, 5e-4))  # ProxQuant: learning rate, rate
 ONE_BIT = {
     "binaryconnect": Search((*each(({"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}, {"lr": 1.0})), *SCALED)),
     "md-tanh": Search(each(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.1}), options={"beta": 1.0, "growth": 1.1})),

@@ -3,7 +3,7 @@
 import json
 import math
 from dataclasses import FrozenInstanceError
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ SAMPLES: list[Annealing] = [
     LevelFirst(start=10, end=90, power=0.5, by="quantile"),
     LevelFirst(dither=True),
     LevelFirst(stagger=0.5),
+    LevelFirst(reversible=True),
     LevelFirst(),
 ]
 
@@ -191,6 +192,15 @@ def test_a_stagger_of_zero_is_not_told() -> None:
     assert "stagger" not in LevelFirst().describe() and LevelFirst(stagger=0.5).describe()["stagger"] == 0.5
 
 
+def test_reversible_capture_freezes_scales_at_its_end_and_is_not_told_where_it_is_not_asked_for() -> None:
+    schedule = LevelFirst(start=0.2, end=0.7, reversible=True)
+    assert [schedule.freezes_scales(Clock(step, 100)) for step in (20, 69, 70)] == [False, False, True]
+    assert [schedule.started(Clock(step, 100)) for step in (19, 20)] == [False, True]
+    assert schedule.value(Clock(45, 100)) == LevelFirst(start=0.2, end=0.7).value(Clock(45, 100)) == 0.5
+    assert "reversible" not in LevelFirst().describe() and schedule.describe()["reversible"]
+    assert from_description(schedule.describe()) == schedule
+
+
 def test_a_step_and_a_fraction_in_the_wrong_order_are_found_out() -> None:
     """start and end of different kinds can only be compared once the length of the run is known."""
     for schedule in (LevelFirst(start=60, end=0.5), Logarithmic(start=60, end=0.5), LevelFirst(start=50, end=0.5)):
@@ -280,6 +290,7 @@ def test_plateau_refuses_what_is_no_metric() -> None:
 # -- validation -------------------------------------------------------------------------------------------------------
 
 BAD_POINTS = [-1, -0.5, 1.5, math.nan, math.inf, True, "half", None]
+FORMS = ("dither", "rounded", "reversible")
 BAD_SIZES = [0.0, -1.0, math.nan, math.inf]
 INVALID: list[tuple[type[Annealing], dict[str, Any], str]] = [
     *[(Constant, {"initial": x}, r"Constant\(initial\)") for x in BAD_SIZES],
@@ -305,6 +316,7 @@ INVALID: list[tuple[type[Annealing], dict[str, Any], str]] = [
     *[(LevelFirst, {"end": x}, r"LevelFirst\(end\)") for x in BAD_POINTS],
     *[(LevelFirst, {"power": x}, r"LevelFirst\(power\)") for x in BAD_SIZES],
     *[(LevelFirst, {"stagger": x}, r"LevelFirst\(stagger\)") for x in (-0.1, 1.0, math.nan)],
+    *[(LevelFirst, dict.fromkeys(two, True), "choose one") for two in combinations(FORMS, 2)],
     (LevelFirst, {"by": "rank"}, r"LevelFirst\(by\).*'rank'"),
     (LevelFirst, {"start": 0.97}, r"end must come after start"),
     (LevelFirst, {"start": 90, "end": 90}, r"end must come after start"),

@@ -31,6 +31,7 @@ from askew.core.direction import (
     level_units,
     quantile_radius,
     remoteness,
+    shown,
     skew,
     snap,
 )
@@ -464,6 +465,42 @@ def test_captured_by_hand() -> None:
     uneven = LevelSet((0.0, 1.0, 5.0))  # one half gap is .5 on the left of 1 and 2 on its right
     q = torch.tensor([0.2, 0.3, 0.7, 0.8, 1.9, 2.1, 3.9, 4.1])
     assert captured(q, uneven, 0.5).tolist() == [True, False, False, True, True, False, False, True]
+
+
+@given(data=st.data())
+def test_shown_is_the_level_of_the_captured_and_the_weight_itself_elsewhere(data: st.DataObject) -> None:
+    levels, radius = data.draw(level_sets()), data.draw(radii)
+    w = torch.tensor(data.draw(weights(levels)) + special_points(levels), dtype=torch.float64)
+    seen = shown(w, levels, radius)
+    for q, x, near in zip(w.tolist(), seen.tolist(), remoteness(w, levels).tolist(), strict=True):
+        if math.isclose(near, radius, abs_tol=1e-12):
+            assert x in (q, *levels.values)
+        elif near < 1 - 1e-12:
+            assert x == oracle.shown(q, levels.values, radius)
+        else:  # a midpoint to rounding: either level
+            assert x == q if radius < 1 else math.isclose(abs(x - q), abs(oracle.shown(q, levels.values, radius) - q))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(data=st.data())
+def test_shown_goes_from_the_weights_to_the_snapped_ones(dtype: torch.dtype, data: st.DataObject) -> None:
+    """Radius 0: the weights bit for bit; radius 1: what ships; in between the levels of captured ones, times s."""
+    levels, radius = data.draw(level_sets()), torch.tensor(data.draw(radii), dtype=torch.float64)
+    s = torch.tensor(data.draw(st.floats(0.01, 20.0)), dtype=compute_dtype(dtype))
+    w = tensor(data.draw(weights(levels)), dtype)
+    for scale in (None, s):
+        assert same_bits(shown(w, levels, 0.0, scale), w)
+        assert torch.equal(shown(w, levels, 1.0, scale), snap(w, levels, scale))
+        seen = shown(w, levels, radius, scale)
+        held = captured(level_units(w, levels, scale), levels, radius)
+        assert seen.dtype == dtype
+        assert torch.equal(seen[held], snap(w, levels, scale)[held]) and same_bits(seen[~held], w[~held])
+
+
+def test_shown_by_hand() -> None:
+    w = torch.tensor([-3.0, -0.8, -0.4, 0.0, 0.5, 0.9])
+    assert shown(w, binary(), 0.5).tolist() == [-1.0, -1.0, w[2].item(), 0.0, 1.0, 1.0]
+    assert shown(2 * w, binary(), 0.5, torch.tensor(2.0)).tolist() == [-2.0, -2.0, 2 * w[2].item(), 0.0, 2.0, 2.0]
 
 
 # -- arrive -----------------------------------------------------------------------------------------------------------

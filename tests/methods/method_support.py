@@ -23,6 +23,7 @@ ANNEALING: dict[str, Annealing] = {
     "askew-level-first": LevelFirst(start=0.3, end=0.8),
     "askew-level-first-dithered": LevelFirst(start=0.3, end=0.8, dither=True),
     "askew-level-first-rounded": LevelFirst(start=0.3, end=0.8, rounded=True),
+    "askew-level-first-reversible": LevelFirst(start=0.3, end=0.8, reversible=True),
 }
 _has_torchao = importlib.util.find_spec("torchao") is not None
 NAMES = [

@@ -182,6 +182,7 @@ def test_only_latent_methods_keep_a_second_copy_and_never_in_the_base_state(name
     train(problem, w, optimizer, 2)
     latent_methods = {"binaryconnect", "binaryconnect-stochastic", "adaste", "md-tanh", "parq", "parq-hard"}
     latent_methods |= {"askew-level-first-dithered", "askew-level-first-rounded", "parq-fixed", "luq", "lsq"}
+    latent_methods |= {"askew-level-first-reversible"}
     assert (optimizer.underlying(w) is not w) == (name in latent_methods)
     assert set(optimizer.base.state[w]) == {"step", "exp_avg", "exp_avg_sq"}
 

@@ -10,6 +10,7 @@ from askew.optim import ASkew, MethodOptimizer
 
 pytestmark = pytest.mark.cuda
 NAMES = ["luq", "lsq", "parq-fixed", "askew-level-first", "askew-level-first-rounded"]
+NAMES += ["askew-level-first-reversible"]
 TOTAL = 100
 
 

@@ -29,6 +29,7 @@ FORMS = {
     "paper": askew.Exponential(K=0.6, start=0.5, period=0.1),
     "level-first": askew.LevelFirst(start=0.5, end=0.9),
     "rounded": askew.LevelFirst(start=0.5, end=0.9, rounded=True),
+    "reversible": askew.LevelFirst(start=0.2, end=0.5, reversible=True),
 }
 SCALES = [("sawb", "tensor"), ("sawb", "channel"), ("abs-mean", "tensor"), ("abs-mean", "channel")]
 TOTAL, FREEZE = 10, 5

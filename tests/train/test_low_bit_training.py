@@ -50,6 +50,7 @@ def test_one_bit_activations_are_signs_after_the_pool_and_its_norm():
         ("askew", "sawb"),
         ("askew-level-first", "sawb"),
         ("askew-level-first-rounded", "sawb"),
+        ("askew-level-first-reversible", "sawb"),
         ("luq", "sawb"),
         ("lsq", "sawb"),
         ("parq-fixed", "sawb"),

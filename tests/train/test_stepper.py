@@ -90,7 +90,16 @@ class Replays(Static):
 
 
 @pytest.mark.parametrize(("every", "stretch"), [(None, 6), (2, 2), (4, 2), (5, 1)])
-@pytest.mark.parametrize("method", ["askew-level-first", "parq", "full-precision", "askew-level-first-rounded"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "askew-level-first",
+        "parq",
+        "full-precision",
+        "askew-level-first-rounded",
+        "askew-level-first-reversible",
+    ],
+)
 def test_stretches_of_steps_are_the_eager_steps_bit_for_bit(data, tmp_path, method, every, stretch, monkeypatch):
     """As a graph takes them: some at once, told one by one, kept only where a stretch ends."""
     settings = {"method": method, "batch": 10, "keep_steps": every, "average": 0.3 if "rounded" in method else None}

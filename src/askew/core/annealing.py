@@ -68,8 +68,12 @@ class Annealing:
         return self.value(clock, memory)
 
     def started(self, clock: Clock, memory: dict[str, float] | None = None) -> bool:
-        """True once the schedule has begun to tighten; adaptive scales freeze at that moment."""
+        """True once the schedule has begun to tighten."""
         raise NotImplementedError
+
+    def freezes_scales(self, clock: Clock, memory: dict[str, float] | None = None) -> bool:
+        """True from the moment on after which adaptive scales no longer follow the weights."""
+        return self.started(clock, memory)
 
     def describe(self) -> dict[str, Any]:
         """Plain values that identify the schedule in records and state dicts."""
@@ -256,6 +260,11 @@ class LevelFirst(Annealing):
     is passed straight through to the weight (a second copy); capture then ends the wandering of weights between two
     levels. For two bits and more, where what a net of real weights learns says less about the rounded one.
 
+    reversible: a captured weight may leave again. The network computes with captured weights at their levels and with
+    the others as they are; the optimizer goes on with a second copy that no level holds, its gradient that at the
+    shown weights. So signs may change until the end of the run, where plain level-first settles them at the first
+    touch; adaptive scales follow the weights until `end`.
+
     stagger: layers are captured one after another, so that those still free adapt to those captured. A group whose
     `turn` is 0 begins at once, one whose turn is 1 after this part of the way; each then takes the rest of it:
     f_turn = (f - stagger turn) / (1 - stagger), between 0 and 1. `groups(..., in_turn=True)` makes a group of each
@@ -272,13 +281,17 @@ class LevelFirst(Annealing):
     dither: bool = False
     rounded: bool = False
     stagger: float = 0.0
+    reversible: bool = False
 
     def __post_init__(self) -> None:
         check_point(self.start, "LevelFirst(start)")
         check_point(self.end, "LevelFirst(end)")
         check_positive(self.power, "LevelFirst(power)")
-        if self.dither and self.rounded:
-            raise ValueError("LevelFirst: dither rounds at random, rounded to the nearest level; choose one")
+        if self.dither + self.rounded + self.reversible > 1:
+            raise ValueError(
+                "LevelFirst: with dither the network computes with levels drawn at random, with rounded at the nearest "
+                "ones, with reversible at those of captured weights alone; choose one"
+            )
         if not 0 <= self.stagger < 1:
             raise ValueError(f"LevelFirst(stagger) must lie in [0, 1), got {self.stagger!r}")
         if self.by not in ("radius", "quantile"):
@@ -294,11 +307,15 @@ class LevelFirst(Annealing):
         return min(1.0, max(0.0, f)) ** self.power
 
     def describe(self) -> dict[str, Any]:
-        """Without a stagger of 0, as it was before there was one."""
-        return {k: v for k, v in super().describe().items() if k != "stagger" or v}
+        """Without a stagger of 0 and reversible=False, as it was before there were these."""
+        return {k: v for k, v in super().describe().items() if k not in ("stagger", "reversible") or v}
 
     def started(self, clock: Clock, memory: dict[str, float] | None = None) -> bool:
         return clock.step >= clock.at(self.start, "start")
+
+    def freezes_scales(self, clock: Clock, memory: dict[str, float] | None = None) -> bool:
+        """When capture begins; a reversible one holds nothing, so its scales may follow until all are captured."""
+        return clock.step >= clock.at(self.end, "end") if self.reversible else self.started(clock, memory)
 
     def largest(self) -> float:
         return 1.0

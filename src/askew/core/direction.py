@@ -115,6 +115,17 @@ def arrive(after: Tensor, before: Tensor, levels: LevelSet, radius: float | Tens
     return torch.where(captured(q0, levels, radius) & past, level.to(after.dtype), after)
 
 
+def shown(w: Tensor, levels: LevelSet, radius: float | Tensor, scale: Tensor | None = None) -> Tensor:
+    """What a network computes with while capture is reversible: a captured w at its level, any other as it is.
+
+    s c with c the nearest level to w / s where w / s lies within `radius` half gaps of it, else w bit for bit.
+    """
+    q = level_units(w, levels, scale)
+    c = nearest(q, levels)
+    level = c if scale is None else c * scale
+    return torch.where(captured(q, levels, radius), level.to(w.dtype), w)
+
+
 BINS = 2048
 
 

@@ -55,16 +55,26 @@ def direction(u: float, q: float, c: Sequence[float], epsilon: float, alpha: flo
     return math.copysign(min(abs(bound), clip), bound)
 
 
-def level_first(u: float, q: float, c: Sequence[float], radius: float, alpha: float) -> float:
-    """The level-first direction of one coordinate."""
-    level = nearest(q, c)
+def captured(q: float, c: Sequence[float], radius: float) -> bool:
+    """Whether q lies within `radius` half gaps of its nearest level."""
     inside = c[0] <= q <= c[-1]
     if inside and q not in c:
         a, b = _bracket(q, c) or (c[-2], c[-1])
-        remote = abs(level - q) / ((b - a) / 2)
+        remote = abs(nearest(q, c) - q) / ((b - a) / 2)
     else:
         remote = 0.0
-    if radius <= 0 or remote > radius:
+    return radius > 0 and remote <= radius
+
+
+def shown(q: float, c: Sequence[float], radius: float) -> float:
+    """What a network computes with while capture is reversible."""
+    return nearest(q, c) if captured(q, c, radius) else q
+
+
+def level_first(u: float, q: float, c: Sequence[float], radius: float, alpha: float) -> float:
+    """The level-first direction of one coordinate."""
+    level = nearest(q, c)
+    if not captured(q, c, radius):
         return -u
     if q == level:
         return 0.0

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from askew.core import Clock, LevelSet
-from askew.core.direction import arrive, level_first, level_units, quantile_radius, remoteness, skew, snap
+from askew.core.direction import (
+    arrive,
+    level_first,
+    level_units,
+    quantile_radius,
+    remoteness,
+    shown,
+    skew,
+    snap,
+)
 from askew.methods.base import Method, Site, clamped, drawn, has_hull, hull, snapped
 from askew.methods.fusible import fusible
 
@@ -47,10 +56,7 @@ class LevelFirstSkew(Method):
         return clock.last
 
     def direction(self, gradient: Tensor, w: Tensor, site: Site) -> Tensor:
-        if self.by == "quantile":
-            radius = quantile_radius(remote(w, site.levels, site.scale), site.value)
-            held = site.memory.setdefault("radius", radius)
-            held.copy_(torch.maximum(held, radius))
+        self.measure(w, site)
         return drawn_first(gradient, w, site.levels, self.radius(site), site.alpha, site.scale)
 
     def retract(self, w: Tensor, before: Tensor | None, site: Site) -> Tensor:
@@ -59,6 +65,13 @@ class LevelFirstSkew(Method):
         if before is not None:
             return arrived(w, before, site.levels, self.radius(site), site.scale, site.clamp and has_hull(site))
         return hull(w, site) if site.clamp else w
+
+    def measure(self, w: Tensor, site: Site) -> None:
+        """By quantile: the radius that captures the schedule's part of these weights."""
+        if self.by == "quantile":
+            radius = quantile_radius(remote(w, site.levels, site.scale), site.value)
+            held = site.memory.setdefault("radius", radius)
+            held.copy_(torch.maximum(held, radius))
 
     def radius(self, site: Site) -> Tensor:
         """The capture radius in force at this site (by quantile: 0 until the first direction has measured it)."""
@@ -92,6 +105,30 @@ class RoundedLevelFirst(LevelFirstSkew):
         return snapped(w, site.levels, site.scale)
 
 
+class ReversibleLevelFirst(LevelFirstSkew):
+    """Level-first whose weights may leave their levels again: only what the network computes with is captured.
+
+    The optimizer moves a latent copy by the gradient at the shown weights, passed straight through where they are
+    captured. Without a scale the copy is kept in [c_1, c_K].
+    """
+
+    name: ClassVar[str] = "askew-level-first-reversible"
+    latent: ClassVar[bool] = True
+    needs_before: ClassVar[bool] = False
+
+    def direction(self, gradient: Tensor, w: Tensor, site: Site) -> Tensor:
+        self.measure(w, site)
+        return gradient
+
+    def retract(self, w: Tensor, before: Tensor | None, site: Site) -> Tensor:
+        if self.phase(site.clock):
+            return snapped(w, site.levels, site.scale)
+        return clamped(w, site.levels, None) if site.clamp and site.scale is None else w
+
+    def forward_weight(self, w: Tensor, site: Site) -> Tensor:
+        return let_seen(w, site.levels, self.radius(site), site.scale)
+
+
 @fusible
 def skewed(
     gradient: Tensor,
@@ -119,6 +156,12 @@ def arrived(w: Tensor, before: Tensor, levels: LevelSet, radius: Tensor, scale: 
     """Where a level-first step from `before` to w may end; then, if asked for, clamped to s [c_1, c_K]."""
     w = arrive(w, before, levels, radius, scale)
     return clamped(w, levels, scale) if clamp else w
+
+
+@fusible
+def let_seen(w: Tensor, levels: LevelSet, radius: Tensor, scale: Tensor | None) -> Tensor:
+    """Captured weights at their levels, the others as they are."""
+    return shown(w, levels, radius, scale)
 
 
 @fusible

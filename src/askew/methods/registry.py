@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from askew.methods.adaste import AdaSTE
-from askew.methods.askew import DitheredLevelFirst, EpsilonSkew, LevelFirstSkew, RoundedLevelFirst
+from askew.methods.askew import DitheredLevelFirst, EpsilonSkew, LevelFirstSkew, ReversibleLevelFirst, RoundedLevelFirst
 from askew.methods.base import FullPrecision, Method
 from askew.methods.binaryconnect import BinaryConnect
 from askew.methods.lsq import Lsq
@@ -34,6 +34,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "askew-level-first": LevelFirstSkew,
     "askew-level-first-dithered": DitheredLevelFirst,
     "askew-level-first-rounded": RoundedLevelFirst,
+    "askew-level-first-reversible": ReversibleLevelFirst,
 }
 
 

@@ -102,11 +102,11 @@ class Fusion:
                         p.copy_(apply(optimizer.method, "forward_weight", site, w))
 
     def _prepare(self, optimizer: MethodOptimizer, now: Clock) -> None:
-        """Batches of the parameters with gradients; scales are measured, and frozen once annealing has started."""
+        """Batches of the parameters with gradients; scales are measured, and frozen where the annealing says so."""
         self._captured += [batch for batch, _ in self._batches if batch.captured]
         self._tensors, self._batches = None, []
         works: dict[str, list[tuple[ParamWork, Tensor]]] = {}
-        freeze = now.last or optimizer.annealing.started(now, optimizer.plateau)
+        freeze = optimizer._freezes(now)
         waiting = type(optimizer.method) is LevelFirstSkew and not freeze  # nobody is captured, no scale is asked for
         for position, group in enumerate(optimizer.param_groups):
             for p in group["params"]:

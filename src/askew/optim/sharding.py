@@ -25,7 +25,7 @@ from askew.core.direction import level_units, radius_within, remoteness, remoten
 from askew.core.levels import compute_dtype
 from askew.core.scale import moments, scale_from
 from askew.methods.adaste import AdaSTE
-from askew.methods.askew import DitheredLevelFirst, EpsilonSkew, LevelFirstSkew, RoundedLevelFirst
+from askew.methods.askew import DitheredLevelFirst, EpsilonSkew, LevelFirstSkew, ReversibleLevelFirst, RoundedLevelFirst
 from askew.methods.base import FullPrecision, Method, Site
 from askew.methods.binaryconnect import BinaryConnect
 from askew.methods.luq import Luq
@@ -41,6 +41,7 @@ ELEMENTWISE = (
     LevelFirstSkew,
     DitheredLevelFirst,
     RoundedLevelFirst,
+    ReversibleLevelFirst,
     BinaryConnect,
     Luq,
     AdaSTE,

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from askew.core import Annealing, LevelFirst, LevelSet
 from askew.core.annealing import from_description
 from askew.core.scale import Per, ScaleKind
-from askew.methods.askew import DitheredLevelFirst, EpsilonSkew, LevelFirstSkew, RoundedLevelFirst
+from askew.methods.askew import DitheredLevelFirst, EpsilonSkew, LevelFirstSkew, ReversibleLevelFirst, RoundedLevelFirst
 from askew.methods.base import Method
 from askew.optim.checks import Group, NonFinite, warn_one_level
 from askew.optim.wrapper import MethodOptimizer
@@ -91,4 +91,6 @@ def _method_for(annealing: Annealing) -> Method:
         return EpsilonSkew()
     if annealing.rounded:
         return RoundedLevelFirst(annealing.by)
+    if annealing.reversible:
+        return ReversibleLevelFirst(annealing.by)
     return (DitheredLevelFirst if annealing.dither else LevelFirstSkew)(annealing.by)

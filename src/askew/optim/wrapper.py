@@ -215,7 +215,7 @@ class MethodOptimizer(Optimizer):
 
     def phase(self, clock: Clock) -> Hashable:
         """What a step at that clock decides on the host; a CUDA graph of a step is good while it stays the same."""
-        return clock.last, self.annealing.started(clock, self.plateau), self.method.phase(clock)
+        return clock.last, self.annealing.freezes_scales(clock, self.plateau), self.method.phase(clock)
 
     def advance(self, steps: int) -> None:
         """Count steps that were taken by replays of a CUDA graph which set the dials itself."""
@@ -248,7 +248,7 @@ class MethodOptimizer(Optimizer):
     def weights(self, freeze: bool = False) -> list[tuple[str, Tensor, Site]]:
         """(name, parameter, site) of every weight on levels, at the schedule's current value.
 
-        freeze: remember adaptive scales from now on if annealing has started (only `step` asks for that).
+        freeze: remember adaptive scales from now on if the annealing freezes them (only `step` asks for that).
         """
         last = Clock(max(0, self.steps - 1), self.total_steps)
         return [
@@ -368,7 +368,7 @@ class MethodOptimizer(Optimizer):
             name=name,
             levels=group["levels"],
             scale_rule=(group["scale"], group["per"]),
-            scale=self._scale(p, group, memory, freeze and (now.last or self.annealing.started(now, self.plateau))),
+            scale=self._scale(p, group, memory, freeze and self._freezes(now)),
             lr=group.get("lr", 1.0),
             alpha=group["alpha"],
             clip=self._clip(group),
@@ -385,8 +385,12 @@ class MethodOptimizer(Optimizer):
         """M in level units."""
         return _quarter(group["levels"], group.get("lr", 1.0)) if group["clip"] == "quarter" else group["clip"]
 
+    def _freezes(self, now: Clock) -> bool:
+        """Adaptive scales stay as they are from now on."""
+        return now.last or self.annealing.freezes_scales(now, self.plateau)
+
     def _scale(self, p: Tensor, group: Group, memory: dict[str, Tensor], freeze: bool) -> Tensor | None:
-        """The scale follows the weights until annealing starts (at the latest the last step), then it is frozen."""
+        """The scale follows the weights until the annealing (at the latest the last step) freezes it."""
         if group["scale"] == "none":
             return None
         if "scale" in memory:

@@ -35,7 +35,16 @@ def each(rates: Sequence[Settings], **more: Any) -> tuple[Settings, ...]:
 SCALED = each(DECAYS[1:], scale="abs-mean")  # one bit, free in size
 LATE: Settings = {"options": {"anneal_end": 0.9}}  # PARQ, as it is best elsewhere
 CAPTURE: Settings = {"alpha": 0.05, **EARLY}
-PULLS = ((0.03, 5e-4), (0.03, 2e-3), (0.1, 5e-4), (0.1, 2e-3), (0.3, 5e-4), (0.3, 1e-4), (1.0, 5e-4))  # ProxQuant: learning rate, rate
+AGAIN: Settings = {"start": 0.2, "end": 0.7, **COLD}  # reversible capture
+PULLS = (
+    (0.03, 5e-4),
+    (0.03, 2e-3),
+    (0.1, 5e-4),
+    (0.1, 2e-3),
+    (0.3, 5e-4),
+    (0.3, 1e-4),
+    (1.0, 5e-4),
+)  # ProxQuant: learning rate, rate
 ONE_BIT = {
     "binaryconnect": Search((*each(({"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}, {"lr": 1.0})), *SCALED)),
     "md-tanh": Search(each(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.1}), options={"beta": 1.0, "growth": 1.1})),
@@ -45,6 +54,7 @@ ONE_BIT = {
     "askew-level-first-rounded": Search(
         (*each(({"lr": 0.1}, {"lr": 0.3}), **{**CAPTURE, **COLD}), *each(SCALED, **CAPTURE))
     ),
+    "askew-level-first-reversible": Search((*each(({"lr": 0.03}, {"lr": 0.1}), **AGAIN), *each(SCALED, **AGAIN))),
 }
 FEW_BITS = {
     "luq": Search(each(RATES, form="symmetric")),
@@ -52,6 +62,7 @@ FEW_BITS = {
     "parq": Search(each(RATES, **LATE)),
     "askew-level-first": Search(each(RATES, **CAPTURE, form="symmetric")),
     "askew-level-first-rounded": Search(each(RATES, **CAPTURE, form="symmetric")),
+    "askew-level-first-reversible": Search(each(RATES, **AGAIN, form="symmetric")),
 }
 
 

@@ -15,6 +15,8 @@ Model = Literal["vgg-small", "resnet18"]
 By = Literal["radius", "quantile"]
 EPSILON, CAPTURE = "askew", "askew-level-first"
 DITHERED, ROUNDED = "askew-level-first-dithered", "askew-level-first-rounded"
+REVERSIBLE = "askew-level-first-reversible"
+LEVELS_FIRST = (CAPTURE, DITHERED, ROUNDED, REVERSIBLE)
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ class Recipe:
         """ASkew's schedule; the paper's lowers epsilon by K each hundredth of the run, an epoch of its 100."""
         if method == EPSILON:
             return Exponential(K=self.K, start=self.start)
-        if method in (CAPTURE, DITHERED, ROUNDED):
+        if method in LEVELS_FIRST:
             forms = method == DITHERED, method == ROUNDED
-            return LevelFirst(self.start, self.end, self.power, self.by, *forms, self.stagger)
+            return LevelFirst(self.start, self.end, self.power, self.by, *forms, self.stagger, method == REVERSIBLE)
         return None
 
 
@@ -67,17 +69,18 @@ RECIPES: dict[str, Recipe] = {
     CAPTURE: LEVEL_FIRST,
     DITHERED: EVEN,
     ROUNDED: Recipe(lr=0.06, alpha=0.05),
+    REVERSIBLE: Recipe(lr=0.03, start=0.2, end=0.7),
 }
 OTHER = Recipe()
 
 USERS: dict[str, tuple[str, ...]] = {
     "alpha": (EPSILON, CAPTURE, DITHERED, ROUNDED),
-    "start": (EPSILON, CAPTURE, DITHERED, ROUNDED),
+    "start": (EPSILON, *LEVELS_FIRST),
     "K": (EPSILON,),
-    "end": (CAPTURE, DITHERED, ROUNDED),
-    "power": (CAPTURE, DITHERED, ROUNDED),
-    "by": (CAPTURE, DITHERED, ROUNDED),
-    "stagger": (CAPTURE, DITHERED, ROUNDED),
+    "end": LEVELS_FIRST,
+    "power": LEVELS_FIRST,
+    "by": LEVELS_FIRST,
+    "stagger": LEVELS_FIRST,
 }  # settings that only these methods have
 
 

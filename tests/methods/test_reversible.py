@@ -1,0 +1,92 @@
+"""Reversible level-first: what is captured is what the network sees; the copy behind it goes on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import askew
+from askew.core import Clock, LevelSet, oracle
+from askew.core.scale import scale_of
+
+TOTAL = 20
+LEVELS = (askew.binary(), askew.uniform(2, "symmetric"), askew.uniform(4))
+FORWARD = askew.LevelFirst(start=0.2, end=0.7, reversible=True)
+
+
+def run(w: nn.Parameter, pushes: list[float], annealing: askew.LevelFirst) -> list[float]:
+    """The weight that the network sees after each step of SGD with these gradients."""
+    base = torch.optim.SGD([{"params": [("w", w)], "levels": askew.binary()}], lr=0.5)
+    opt = askew.ASkew(base, annealing, total_steps=TOTAL)
+    seen = []
+    for push in pushes:
+        w.grad = torch.full_like(w, push)
+        opt.step()
+        seen.append(w.item())
+    return seen
+
+
+def test_a_captured_weight_leaves_and_changes_its_sign_where_plain_level_first_settles_it() -> None:
+    pushes = [-1.0] * 8 + [1.0] * 12  # to the right, and from 40% of the run on, when some are captured, to the left
+    plain, reversible = (
+        run(nn.Parameter(torch.tensor([0.9])), pushes, askew.LevelFirst(0.2, 0.7, reversible=may_leave))
+        for may_leave in (False, True)
+    )
+    assert plain[7] == reversible[7] == 1.0
+    assert plain[-1] == 1.0 and reversible[-1] == -1.0
+
+
+@pytest.mark.parametrize("kind", ["sawb", "abs-mean"])
+@pytest.mark.parametrize("levels", LEVELS, ids=lambda x: x.name)
+def test_steps_are_the_oracles(levels: LevelSet, kind) -> None:
+    """u <- u - lr g(shown(u)); the scale follows u until the end of the capture, then it is the same for good."""
+    generator = torch.Generator().manual_seed(3)
+    u = torch.randn(40, generator=generator, dtype=torch.float64)
+    target = torch.randn(40, generator=generator, dtype=torch.float64)
+    w = nn.Parameter(u.clone())
+    base = torch.optim.SGD([{"params": [("w", w)], "levels": levels}], lr=0.1)
+    opt = askew.ASkew(base, FORWARD, scale=kind, total_steps=TOTAL)
+    shown, frozen = u.clone(), None
+    for k in range(TOTAL):
+        assert torch.equal(w.detach(), shown)
+        opt.zero_grad()
+        ((w - target) ** 2).sum().backward()
+        opt.step()
+        if k == 14:  # .7 of 20 steps
+            frozen = scale_of(u, levels, kind)
+        u = u - 0.1 * 2 * (shown - target)
+        s = scale_of(u, levels, kind) if frozen is None else frozen
+        assert s is not None
+        if k == TOTAL - 1:
+            u = torch.tensor([oracle.nearest(q, levels.values) for q in (u / s).tolist()], dtype=u.dtype) * s
+        torch.testing.assert_close(opt.underlying(w), u, rtol=1e-12, atol=1e-14)
+        u = opt.underlying(w).detach().clone()  # no drift: a weight at a border may fall on either side
+        radius = FORWARD.value(Clock(k, TOTAL))
+        held = [oracle.captured(q, levels.values, radius) for q in (u / s).tolist()]
+        nearest = torch.tensor([oracle.nearest(q, levels.values) for q in (u / s).tolist()], dtype=u.dtype) * s
+        shown = torch.where(torch.tensor(held), nearest, u)
+    assert torch.equal(w.detach(), opt.underlying(w))
+    assert all(q in levels.values for q in (w.detach() / frozen).round(decimals=9).tolist())
+
+
+def test_without_a_scale_the_copy_stays_within_the_levels_and_with_one_it_does_not() -> None:
+    for scale, most in (("none", 1.0), ("abs-mean", 6.0)):
+        w = nn.Parameter(torch.tensor([1.0, -1.0]))
+        base = torch.optim.SGD([{"params": [("w", w)], "levels": askew.binary()}], lr=0.5)
+        opt = askew.ASkew(base, FORWARD, scale=scale, total_steps=TOTAL)
+        for _ in range(10):
+            w.grad = torch.tensor([-1.0, 1.0])
+            opt.step()
+        assert opt.underlying(w).abs().max().item() == most
+
+
+def test_by_quantile_the_radius_holds_the_part_that_the_schedule_asks_for() -> None:
+    w = nn.Parameter(torch.linspace(-0.9, 0.9, 50))
+    base = torch.optim.SGD([{"params": [("w", w)], "levels": askew.binary()}], lr=1e-9)
+    opt = askew.ASkew(base, askew.LevelFirst(0.2, 0.7, by="quantile", reversible=True), total_steps=TOTAL)
+    for k in range(10):
+        w.grad = torch.ones_like(w)
+        opt.step()
+        part = (w.detach().abs() == 1).float().mean().item()
+        assert part == pytest.approx(FORWARD.value(Clock(k, TOTAL)), abs=0.05)

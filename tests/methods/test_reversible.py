@@ -90,3 +90,15 @@ def test_by_quantile_the_radius_holds_the_part_that_the_schedule_asks_for() -> N
         opt.step()
         part = (w.detach().abs() == 1).float().mean().item()
         assert part == pytest.approx(FORWARD.value(Clock(k, TOTAL)), abs=0.05)
+
+
+def test_diagnostics_look_at_what_the_network_sees() -> None:
+    w = nn.Parameter(torch.linspace(-0.95, 0.95, 20))
+    base = torch.optim.SGD([{"params": [("w", w)], "levels": askew.binary()}], lr=1e-9)
+    opt = askew.ASkew(base, FORWARD, total_steps=TOTAL)
+    for _ in range(10):
+        w.grad = torch.ones_like(w)
+        opt.step()
+    on_level = (w.detach().abs() == 1).float().mean().item()
+    assert 0 < on_level < 1 and (opt.underlying(w).detach().abs() < 1).all()
+    assert askew.diagnose(opt).overall.feasible == pytest.approx(on_level)

@@ -228,7 +228,7 @@ def test_the_note_claims_no_search_that_was_not_run(tmp_path: Path) -> None:
 
 def test_the_best_of_several_forms_is_called_that(tmp_path: Path) -> None:
     shown = low_bit_report.present(tiny_low.TABLE, records("tiny-low", tmp_path, {}, seeds=1))
-    assert all("(the highest of 2 forms of level-first here)" in text for text in shown.verdicts)
+    assert all("(the highest of 3 forms of level-first here)" in text for text in shown.verdicts)
 
 
 @pytest.mark.parametrize("name", TAUGHT)

@@ -114,6 +114,7 @@ class ReversibleLevelFirst(LevelFirstSkew):
 
     name: ClassVar[str] = "askew-level-first-reversible"
     latent: ClassVar[bool] = True
+    judged_as_shown: ClassVar[bool] = True
     needs_before: ClassVar[bool] = False
 
     def direction(self, gradient: Tensor, w: Tensor, site: Site) -> Tensor:

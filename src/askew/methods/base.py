@@ -61,6 +61,7 @@ class Method:
     name: ClassVar[str] = "full-precision"
     latent: ClassVar[bool] = False
     needs_before: ClassVar[bool] = False
+    judged_as_shown: ClassVar[bool] = False  # diagnostics look at what the network computes with, not at the copy
 
     @property
     def random(self) -> bool:

@@ -122,7 +122,8 @@ def _view(optimizer: MethodOptimizer, p: Tensor, site: Site, last: Tensor | None
     gradient = None if p.grad is None else sharding.local(sharding.aligned(p.grad, p))
     if gradient is not None and site.ascends:
         gradient = -gradient
-    w, scale = sharding.local(optimizer.underlying(p).detach()), sharding.local(site.scale)
+    looked_at = p if optimizer.method.judged_as_shown else optimizer.underlying(p)
+    w, scale = sharding.local(looked_at.detach()), sharding.local(site.scale)
     q = level_units(w, site.levels, scale)
     u = gradient if gradient is None or scale is None else gradient.to(q.dtype) * scale
     value = optimizer.method.radius(site) if isinstance(optimizer.method, LevelFirstSkew) else site.value

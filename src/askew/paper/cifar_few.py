@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from askew.paper import low_bit
 from askew.paper.image_runs import ImageTable
-from askew.paper.images_common import COLD, EARLY, Search, Settings
+from askew.paper.images_common import AGAIN, COLD, EARLY, Search, Settings
 from askew.paper.low_bit import LowBit, Row, Widths
 from askew.train.grid_job import OnJob
 from askew.train.record import Record
@@ -35,7 +35,6 @@ def each(rates: Sequence[Settings], **more: Any) -> tuple[Settings, ...]:
 SCALED = each(DECAYS[1:], scale="abs-mean")  # one bit, free in size
 LATE: Settings = {"options": {"anneal_end": 0.9}}  # PARQ, as it is best elsewhere
 CAPTURE: Settings = {"alpha": 0.05, **EARLY}
-AGAIN: Settings = {"start": 0.2, "end": 0.7, **COLD}  # reversible capture
 PULLS = (
     (0.03, 5e-4),
     (0.03, 2e-3),

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from askew.paper.image_runs import ImageRuns, checkpoint, complete, training
-from askew.paper.images_common import COLD, EARLY, KINDS, Experiment, Settings
+from askew.paper.images_common import AGAIN, COLD, EARLY, KINDS, Experiment, Settings
 from askew.train.grid_job import OnJob
 from askew.train.image_config import ImageTraining
 from askew.train.record import Record
 
 EXPERIMENT = Experiment("cifar-ideas", "Ideas for one bit a weight on CIFAR-10", {"dataset": "cifar10"}, ())
 OURS, ROUNDED, STRAIGHT = "askew-level-first", "askew-level-first-rounded", "binaryconnect"
+REVERSIBLE = "askew-level-first-reversible"
 FLOAT = "full-precision"
 SCALED: Settings = {"lr": 0.03, "scale": "abs-mean", "weight_decay": 0.03}
+SLOW_DECAY: Settings = {**SCALED, "lr": 0.01, "weight_decay": 0.1}
 BC: Settings = {"lr": 0.03}
 LONGER: Settings = {"lr": 0.06, "options": {"anneal_end": 0.9}}
 MIRROR: Settings = {"lr": 0.03, "options": {"beta": 1.0, "growth": 1.1}}
@@ -142,6 +144,9 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
         _long("half-decay", "the same, lr .03, a scale (mean size) and weight decay .03", {**EARLY, **SCALED}),
         _long("half-decay-more", "the same, weight decay .1", {**EARLY, **SCALED, "weight_decay": 0.1}),
         _long("rounded-decay", "the same, computing with the nearest levels", {**EARLY, **SCALED}, ROUNDED),
+        _long("reversible", "reversible, from 20% to 70%, lr .03 to 0", {"lr": 0.03, **AGAIN}, REVERSIBLE),
+        _long("reversible-decay", "the same, a scale and weight decay .03", {**AGAIN, **SCALED}, REVERSIBLE),
+        _long("reversible-slow", "the same, lr .01, weight decay .1", {**AGAIN, **SLOW_DECAY}, REVERSIBLE),
         _long("binaryconnect", "BinaryConnect", {**BC, **COLD}, STRAIGHT),
         _long("parq", "PARQ, lr .06, annealed until 90%", LONGER, "parq"),
         _long("full", "full precision, lr .03", {"lr": 0.03}, FLOAT),

@@ -13,7 +13,7 @@ from typing import Any
 
 from askew.paper import low_bit
 from askew.paper.image_runs import ImageTable
-from askew.paper.images_common import COLD, EARLY, Search, Settings
+from askew.paper.images_common import AGAIN, COLD, EARLY, Search, Settings
 from askew.paper.low_bit import LowBit, Row
 from askew.train.grid_job import OnJob
 from askew.train.record import Record
@@ -47,6 +47,7 @@ TABLE = LowBit(
             Search((*bumps(0.03, 0.06, alpha=0.05), *bumps(0.03, alpha=0.05, **EARLY)), chosen=6),
         ),
         Row("askew-level-first-rounded", "w1a1", None, Search(bumps(0.01, 0.03, alpha=0.05, **COLD), chosen=3)),
+        Row("askew-level-first-reversible", "w1a1", None, Search(bumps(0.01, 0.03, **AGAIN), chosen=3)),
     ),
     {},
     "learning rate halved at 20% and 40% of the run",

@@ -23,6 +23,7 @@ KINDS: dict[Kind, Settings] = {  # a method's options are those a table names, n
 }
 COLD: Settings = {"min_lr": 0.0, "cosine_end": 1.0}  # a cosine down to nothing at the end of the run
 EARLY: Settings = {"power": 0.5, "end": 0.85, **COLD}  # level-first: fast at first, all captured before the end
+AGAIN: Settings = {"start": 0.2, "end": 0.7, **COLD}  # reversible: early, for nothing is settled by it
 STEPS = (50, 65, 90)  # epochs of 100 at which the paper looks at its form of ASkew
 OURS = "askew-level-first"
 MISSING = "not run"

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from askew.models.resnet import Stem
 from askew.paper import low_bit
 from askew.paper.image_runs import ImageTable
-from askew.paper.images_common import EARLY, Search, Settings
+from askew.paper.images_common import AGAIN, EARLY, Search, Settings
 from askew.paper.low_bit import LowBit, Row, Widths
 from askew.train.grid_job import OnJob
 from askew.train.record import Record
@@ -40,6 +40,7 @@ CAPTURES = (
     level_first(0.03, weight_decay=0.03, start=0.7),
 )
 ROUNDED = (level_first(0.03, weight_decay=0.03), level_first(0.01, weight_decay=0.1))
+REVERSIBLE: tuple[Settings, ...] = tuple({**rate, "form": "symmetric", **AGAIN} for rate in DECAYS)
 OWN: tuple[Settings, ...] = tuple({**rate, "options": {"anneal_end": 0.9}} for rate in DECAYS)  # levels need no form
 SKEWED: tuple[Settings, ...] = tuple({"lr": lr, "alpha": 0.5, "form": "symmetric"} for lr in (0.01, 0.03, 0.06))
 SEARCHES = {
@@ -50,6 +51,7 @@ SEARCHES = {
     "askew": Search(SKEWED, chosen=1),
     "askew-level-first": Search(CAPTURES, elsewhere="found at one bit"),
     "askew-level-first-rounded": Search(ROUNDED),
+    "askew-level-first-reversible": Search(REVERSIBLE),
 }  # at two bits; four bits take what was found there
 
 
@@ -64,6 +66,7 @@ def rows(widths: Widths, luq: str, askew: str, searched: bool) -> tuple[Row, ...
         Row("askew", widths, {"lr": 0.06, "alpha": 0.5, "form": "paper"}, search["askew"], askew),
         Row("askew-level-first", widths, None, search["askew-level-first"]),
         Row("askew-level-first-rounded", widths, None, search["askew-level-first-rounded"]),
+        Row("askew-level-first-reversible", widths, None, search["askew-level-first-reversible"]),
     )
 
 

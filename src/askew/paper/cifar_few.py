@@ -35,33 +35,33 @@ def each(rates: Sequence[Settings], **more: Any) -> tuple[Settings, ...]:
 SCALED = each(DECAYS[1:], scale="abs-mean")  # one bit, free in size
 LATE: Settings = {"options": {"anneal_end": 0.9}}  # PARQ, as it is best elsewhere
 CAPTURE: Settings = {"alpha": 0.05, **EARLY}
-PULLS = (
-    (0.03, 5e-4),
-    (0.03, 2e-3),
-    (0.1, 5e-4),
-    (0.1, 2e-3),
-    (0.3, 5e-4),
-    (0.3, 1e-4),
-    (1.0, 5e-4),
-)  # ProxQuant: learning rate, rate
+PULLS = ((0.03, 5e-4), (0.03, 2e-3), (0.1, 5e-4), (0.1, 2e-3), (0.3, 5e-4), (0.3, 1e-4), (1.0, 5e-4), (0.1, 1e-4))
+PULLS = (*PULLS, (0.3, 2e-5), (1.0, 1e-4))  # ProxQuant: learning rate, rate
 ONE_BIT = {
-    "binaryconnect": Search((*each(({"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}, {"lr": 1.0})), *SCALED)),
-    "md-tanh": Search(each(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.1}), options={"beta": 1.0, "growth": 1.1})),
-    "proxquant": Search(tuple({"lr": lr, "options": {"rate": rate}} for lr, rate in PULLS)),
-    "parq": Search(each(RATES, **LATE)),
-    "askew-level-first": Search((*each(({"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}), **CAPTURE), *each(SCALED, **CAPTURE))),
-    "askew-level-first-rounded": Search(
-        (*each(({"lr": 0.1}, {"lr": 0.3}), **{**CAPTURE, **COLD}), *each(SCALED, **CAPTURE))
+    "binaryconnect": Search((*each(({"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}, {"lr": 1.0})), *SCALED), chosen=1),
+    "md-tanh": Search(each(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.1}), options={"beta": 1.0, "growth": 1.1}), chosen=1),
+    "proxquant": Search(tuple({"lr": lr, "options": {"rate": rate}} for lr, rate in PULLS), chosen=5),
+    "parq": Search(each(RATES, **LATE), chosen=2),
+    "askew-level-first": Search(
+        (*each(({"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}), **CAPTURE), *each(SCALED, **CAPTURE)),
+        chosen=5,
     ),
-    "askew-level-first-reversible": Search((*each(({"lr": 0.03}, {"lr": 0.1}), **AGAIN), *each(SCALED, **AGAIN))),
+    "askew-level-first-rounded": Search(
+        (*each(({"lr": 0.1}, {"lr": 0.3}), **{**CAPTURE, **COLD}), *each(SCALED, **CAPTURE)),
+        chosen=4,
+    ),
+    "askew-level-first-reversible": Search(
+        (*each(({"lr": 0.03}, {"lr": 0.1}), **AGAIN), *each(SCALED, **AGAIN)),
+        chosen=5,
+    ),
 }
 FEW_BITS = {
-    "luq": Search(each(RATES, form="symmetric")),
-    "lsq": Search(each(RATES, form="symmetric")),
-    "parq": Search(each(RATES, **LATE)),
-    "askew-level-first": Search(each(RATES, **CAPTURE, form="symmetric")),
-    "askew-level-first-rounded": Search(each(RATES, **CAPTURE, form="symmetric")),
-    "askew-level-first-reversible": Search(each(RATES, **AGAIN, form="symmetric")),
+    "luq": Search(each(RATES, form="symmetric"), chosen=2),
+    "lsq": Search(each(RATES, form="symmetric"), chosen=2),
+    "parq": Search(each(RATES, **LATE), chosen=2),
+    "askew-level-first": Search(each(RATES, **CAPTURE, form="symmetric"), chosen=4),
+    "askew-level-first-rounded": Search(each(RATES, **CAPTURE, form="symmetric"), chosen=1),
+    "askew-level-first-reversible": Search(each(RATES, **AGAIN, form="symmetric"), chosen=1),
 }
 
 
@@ -85,7 +85,7 @@ TABLE = LowBit(
         "skip": ("head.linear",),
     },
     (
-        Row("full-precision", "w32a32", None, Search(RATES)),
+        Row("full-precision", "w32a32", None, Search(RATES, chosen=2)),
         *rows("w1a32", ONE_BIT),
         *rows("w2a4", FEW_BITS),
         *rows("w4a4", FEW_BITS, searched=False),

@@ -40,7 +40,7 @@ PULLS = (*PULLS, (0.3, 2e-5), (1.0, 1e-4))  # ProxQuant: learning rate, rate
 ONE_BIT = {
     "binaryconnect": Search((*each(({"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}, {"lr": 1.0})), *SCALED), chosen=1),
     "md-tanh": Search(each(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.1}), options={"beta": 1.0, "growth": 1.1}), chosen=1),
-    "proxquant": Search(tuple({"lr": lr, "options": {"rate": rate}} for lr, rate in PULLS), chosen=5),
+    "proxquant": Search(tuple({"lr": lr, "options": {"rate": rate}} for lr, rate in PULLS), chosen=8),
     "parq": Search(each(RATES, **LATE), chosen=2),
     "askew-level-first": Search(
         (*each(({"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}), **CAPTURE), *each(SCALED, **CAPTURE)),

@@ -26,7 +26,8 @@ def test_tables_are_made_from_the_records(experiment: str) -> None:
     shown = cli.PRESENT[experiment](load_all(folder))
     assert (folder / "table.md").read_text("utf-8") == markdown(shown)
     if f"<!-- {experiment} -->" in README:
-        assert block(README, experiment) == shown.tables[0].markdown().strip()
+        whole = f"results/{experiment}/table.md"
+        assert block(README, experiment) == shown.tables[0].brief(f"[{whole}]({whole})").markdown().strip()
     assert {path.stem for path in folder.glob("*.png")} == {*shown.figures}
 
 

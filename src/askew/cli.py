@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -209,7 +210,9 @@ def report(config: Report, console: Console) -> None:
     _show(presentation, page, console)
     if config.readme is not None:
         text, name = config.readme.read_text("utf-8"), registry.experiment_of(records)
-        write_text(config.readme, replace_block(text, str(name), presentation.tables[0].markdown()))
+        whole = Path(os.path.relpath(config.folder / "table.md", config.readme.parent)).as_posix()
+        brief = presentation.tables[0].brief(f"[{whole}]({whole})")
+        write_text(config.readme, replace_block(text, str(name), brief.markdown()))
 
 
 def runs_of(folder: Path, console: Console) -> None:

@@ -59,6 +59,7 @@ CALLS = {
     "skewed": (askew.skewed, lambda w, g, c, s: (g, w, c, NUMBER, 0.2, 1.0, s)),
     "level-first": (askew.drawn_first, lambda w, g, c, s: (g, w, c, NUMBER, 0.2, s)),
     "arrived": (askew.arrived, lambda w, g, c, s: (w, w + 0.3 * g, c, NUMBER, s, True)),
+    "let seen": (askew.let_seen, lambda w, g, c, s: (w, c, NUMBER, s)),
     "remote": (askew.remote, lambda w, g, c, s: (w, c, s)),
 }
 
@@ -230,7 +231,7 @@ def test_whole_runs_are_the_plain_ones(name, counting):
     assert (counting.graphs > 0) == (name != "full-precision")
 
 
-@pytest.mark.parametrize("name", ["parq", "adaste direction", "proxquant"])
+@pytest.mark.parametrize("name", ["parq", "adaste direction", "proxquant", "let seen"])
 def test_real_kernels_agree(name, counting):
     function, arguments = CALLS[name]
     for seed, shape in enumerate(SHAPES[:4]):

@@ -9,8 +9,8 @@ from askew.methods.registry import method
 from askew.optim import ASkew, MethodOptimizer
 
 pytestmark = pytest.mark.cuda
-NAMES = ["luq", "lsq", "parq-fixed", "askew-level-first", "askew-level-first-rounded"]
-NAMES += ["askew-level-first-reversible"]
+OURS = [f"askew-level-first{form}" for form in ("", "-rounded", "-reversible")]
+NAMES = ["luq", "lsq", "parq-fixed", *OURS]
 TOTAL = 100
 
 
@@ -23,7 +23,8 @@ def build(name: str, per: str):
     base = torch.optim.Adam([group], lr=torch.tensor(0.02, device="cuda"), capturable=True)
     options = {"scale": "sawb", "per": per, "total_steps": TOTAL, "nonfinite": "ignore"}
     if name.startswith("askew"):
-        annealing = LevelFirst(start=2, end=80, rounded=name.endswith("rounded"))
+        form = name.removeprefix("askew-level-first").strip("-")
+        annealing = LevelFirst(start=2, end=80, **({form: True} if form else {}))
         return p, ASkew(base, annealing, **options)  # pyright: ignore
     return p, MethodOptimizer(base, method(name), **options)  # pyright: ignore
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from report_records import run, three_methods
@@ -155,3 +156,16 @@ def test_how_far_two_means_lie_apart_and_how_far_to_trust_it():
     assert apart(Stat(89.5, 0.3, 4), Stat(89.0, 0.4, 4)) == "0.50 points (standard error 0.25)"
     assert apart(Stat(89.0, 0.3, 4), Stat(89.4, 0.4, 4)) == "0.40 points (standard error 0.25: chance may explain it)"
     assert apart(Stat(89.5, None, 1), Stat(89.0, 0.4, 4)) == "0.50 points (one seed)"
+
+
+def test_a_readme_leaves_out_what_has_not_run_and_names_it() -> None:
+    rows = (("one", "50 ± 1", "40.0", "3"), ("two", "60 ± 1", "not run", "0"), ("three", "–", "41.0", "1"))
+    grid = Grid(("method", "paper", "ours", "n"), rows, note="All that there is to say.", keys=("a", "b", "c"))
+    brief = grid.brief("there")
+    assert (brief.rows, brief.keys) == ((rows[0], rows[2]), ("a", "c"))
+    assert brief.note == "All that there is to say. Not run yet: two."
+    shorter = replace(grid, rows=(rows[0], rows[2]), keys=("a", "c"), short="Little.").brief("there")
+    assert shorter.rows == (rows[0], rows[2]) and shorter.note == "Little. More: there."
+    twice = Grid(("method", "paper", "n", "best", "n"), (("one", "40.0", "2", "–", "0"), ("two", "–", "0", "–", "0")))
+    assert [row[0] for row in twice.brief("there").rows] == ["one"]
+    assert Grid(("method", "loss"), (("one", "0"),)).brief("there").rows == (("one", "0"),)

@@ -9,7 +9,7 @@ from askew.paper.images_common import HEADS, KINDS, MISSING, Experiment, Kind
 from askew.paper.images_rows import Rows, gap, rows_of, score_of
 from askew.paper.images_words import FULL, lead, note, verdicts
 from askew.paper.present import Presentation
-from askew.paper.search_report import Candidate, chosen_how, settings_table
+from askew.paper.search_report import Candidate, chosen_briefly, chosen_how, settings_table
 from askew.paper.steps_report import accuracy_figure, histogram_figure, loss_figure, steps_table
 from askew.report.runs import unique
 from askew.report.tables import NONE, Grid, cell
@@ -20,8 +20,10 @@ def present(experiment: Experiment, records: Sequence[Record]) -> Presentation:
     """Tables, figures and verdicts of whatever has been run so far."""
     rows = rows_of(experiment, [r for r in records if r.experiment == experiment.name])
     searched = [r for r in records if r.experiment == f"{experiment.name}-search"]
-    how = chosen_how(candidates(experiment), searched, experiment.settings_from)
-    tables = [table(experiment, rows, metric, note(rows, how)) for metric in experiment.metrics]
+    found = experiment.settings_from
+    hows = chosen_how(candidates(experiment), searched, found), chosen_briefly(searched, found)
+    notes = [note(rows, how) for how in hows]
+    tables = [table(experiment, rows, metric, *notes) for metric in experiment.metrics]
     lines = [(c.method, c.label, c.values.get("accuracy", "")) for c in experiment.contenders]
     tables.append(best_epochs_table(rows, lines, list(KINDS), {c.method: c.method for c in experiment.contenders}))
     if experiment.steps:
@@ -39,7 +41,7 @@ def any_run(rows: Rows, kind: Kind) -> bool:
     return any(own for (_, at), own in rows.items() if at == kind)
 
 
-def table(experiment: Experiment, rows: Rows, metric: str, words_below: str) -> Grid:
+def table(experiment: Experiment, rows: Rows, metric: str, words_below: str, briefly: str) -> Grid:
     """The paper's value beside ours at both kinds of schedule, with the gap to full precision and n."""
     lines = []
     for contender in experiment.contenders:
@@ -58,6 +60,7 @@ def table(experiment: Experiment, rows: Rows, metric: str, words_below: str) -> 
         f"{experiment.metrics[metric].capitalize()}{made(rows)}",
         words_below,
         tuple(c.method for c in experiment.contenders),
+        short=briefly,
     )
 
 

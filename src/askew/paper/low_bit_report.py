@@ -12,7 +12,7 @@ from askew.paper.images_rows import gap, score_of
 from askew.paper.low_bit import FULL, LowBit, Row, Widths, named
 from askew.paper.low_bit_words import Runs, lead, note, runs_of, verdicts
 from askew.paper.present import Presentation
-from askew.paper.search_report import Candidate, chosen_how, settings_table
+from askew.paper.search_report import Candidate, chosen_briefly, chosen_how, settings_table
 from askew.report import image_figures
 from askew.report.runs import unique
 from askew.report.tables import NONE, Grid, cell
@@ -24,8 +24,8 @@ def present(table: LowBit, records: Sequence[Record]) -> Presentation:
     runs = runs_of(table, [r for r in records if r.experiment == table.name])
     searched = [r for r in records if r.experiment == f"{table.name}-search"]
     rows = candidates(table)
-    how = chosen_how(rows, searched, table.settings_from)
-    grids = [main_table(table, runs, how)]
+    hows = chosen_how(rows, searched, table.settings_from), chosen_briefly(searched, table.settings_from)
+    grids = [main_table(table, runs, *(note(table, runs, how) for how in hows))]
     if any(row.value for row in table.rows):
         lines = [(row.key, row.label, row.value) for row in table.rows]
         methods = {row.key: row.method for row in table.rows}
@@ -45,7 +45,7 @@ def level_count(table: LowBit, row: Row, kind: Kind) -> str:
     return "2" if bits == 1 else str(len(uniform(bits, settings.get("form", "int"))))  # pyright: ignore
 
 
-def main_table(table: LowBit, runs: Runs, how: str) -> Grid:
+def main_table(table: LowBit, runs: Runs, said: str, briefly: str) -> Grid:
     """The paper's value, if any, beside ours at each kind of schedule: levels, accuracy, gap to full precision, n."""
     printed = bool(table.literature) or any(row.value for row in table.rows)
     lines, keys = [], []
@@ -63,7 +63,7 @@ def main_table(table: LowBit, runs: Runs, how: str) -> Grid:
         heads += ["levels", HEADS[kind], "gap", "n"]
     empty = [NONE] * (len(heads) - 2)
     lines += [(f"{name} *", f"{value}*", *empty) for name, value in table.literature.items()]
-    return Grid(tuple(heads), tuple(lines), f"Test accuracy (%){made(runs)}", note(table, runs, how), tuple(keys))
+    return Grid(tuple(heads), tuple(lines), f"Test accuracy (%){made(runs)}", said, tuple(keys), short=briefly)
 
 
 def made(runs: Runs) -> str:

@@ -67,8 +67,14 @@ def chosen_how(candidates: Sequence[Candidate], searched: Sequence[Record], othe
     overruled = [text for c in candidates if (text := c.overruled(searched))]
     kept = f"; not the best found there: {', '.join(overruled)}" if overruled else ""
     counts = "; ".join(f"{c.label} {c.count(searched)}" for c in candidates if c.scores(searched))
-    how = f"chosen by one run of {_epochs(searched)} each on {_held(searched)} held-out training images"
-    return f"{how}{rest}{kept}; settings tried: {counts}"
+    return f"{chosen_briefly(searched, otherwise)}{rest}{kept}; settings tried: {counts}"
+
+
+def chosen_briefly(searched: Sequence[Record], otherwise: str) -> str:
+    """The same without what came of it for each method."""
+    if not searched:
+        return otherwise
+    return f"chosen by one run of {_epochs(searched)} each on {_held(searched)} held-out training images"
 
 
 def settings_table(candidates: Sequence[Candidate], searched: Sequence[Record]) -> Grid:

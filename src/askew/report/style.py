@@ -31,7 +31,7 @@ LOOKS: dict[str, Look] = {
     "askew-level-first": Look("ASkew, level-first", "#1a7fc4", "-", "o"),
     "askew-level-first-dithered": Look("ASkew, level-first, dithered", "#2b87a8", "-", "8"),
     "askew-level-first-rounded": Look("ASkew, level-first, rounded", "#3f6fb5", (0, (8, 1)), "p"),
-    "askew-level-first-reversible": Look("ASkew, level-first, reversible", "#5a6fd0", (0, (3, 1, 3, 1, 1, 1)), "h"),
+    "askew-level-first-reversible": Look("ASkew, level-first, reversible", "#5a6fd0", (0, (3, 1, 3, 1, 1, 1)), "4"),
     "askew": Look("ASkew, as in the paper", "#4f74d9", (0, (6, 1.5, 1, 1.5)), "P"),
     "adaste": Look("AdaSTE", "#0a9270", (0, (4, 1, 1, 1)), "^"),
     "md-tanh": Look("mirror descent (tanh)", "#b8609b", (0, (3, 1, 1, 1)), "v"),

@@ -23,6 +23,7 @@ class Grid:
     """A table as text: the first column names the rows, the others hold numbers; `keys` are the rows' methods.
 
     The last `totals` rows sum up the others. text_columns: so many of the first columns hold words, not numbers.
+    short: the note in fewer words, for `brief`.
     """
 
     heads: tuple[str, ...]
@@ -32,11 +33,29 @@ class Grid:
     keys: tuple[str, ...] = ()
     totals: int = 0
     text_columns: int = 1
+    short: str = ""
 
     def __post_init__(self) -> None:
         wrong = [row for row in self.rows if len(row) != len(self.heads)]
         if wrong:
             raise ValueError(f"table {self.title!r}: {len(self.heads)} columns, but a row is {wrong[0]}")
+
+    def brief(self, whole: str) -> Grid:
+        """For a README: without the rows of which nothing has run (every column n has 0), and the short note.
+
+        whole: where the table stands with all its rows.
+        """
+        counts = [i for i, head in enumerate(self.heads) if head == "n"]
+        idle = [bool(counts) and all(row[i] == "0" for i in counts) for row in self.rows]
+        keep = [i for i, unrun in enumerate(idle) if not unrun]
+        left = f" Not run yet: {', '.join(row[0] for row, unrun in zip(self.rows, idle, strict=True) if unrun)}."
+        note = f"{self.short or self.note}{left if any(idle) else ''}{f' More: {whole}.' if self.short else ''}"
+        return replace(
+            self,
+            rows=tuple(self.rows[i] for i in keep),
+            keys=tuple(self.keys[i] for i in keep if i < len(self.keys)),
+            note=note,
+        )
 
     def pieces(self, width: int) -> list[Grid]:
         """The table, or for a narrow terminal several: the words each time, as many number columns as fit.

@@ -63,7 +63,7 @@ FEW_BITS = {
     "askew-level-first-rounded": Search(each(RATES, **CAPTURE, form="symmetric"), chosen=1),
     "askew-level-first-reversible": Search(each(RATES, **AGAIN, form="symmetric"), chosen=1),
 }
-FOUR = tuple(DECAYS[i] for i in (0, 1, 3, 4))  # at four bits: the learning rates and decays that were good at two
+FOUR = tuple(DECAYS[i] for i in (0, 1, 3))  # at four bits: the learning rates and decays that were good at two
 FOUR_BITS = {
     "luq": Search(each(FOUR, form="symmetric"), chosen=1),
     "lsq": Search(each(FOUR, form="symmetric"), chosen=1),

@@ -68,9 +68,9 @@ FOUR_BITS = {
     "luq": Search(each(FOUR, form="symmetric"), chosen=1),
     "lsq": Search(each(FOUR, form="symmetric"), chosen=1),
     "parq": Search(each(FOUR, **LATE), chosen=1),
-    "askew-level-first": Search(each(FOUR, **CAPTURE, form="symmetric"), chosen=2),
+    "askew-level-first": Search(each(FOUR, **CAPTURE, form="symmetric"), chosen=0),
     "askew-level-first-rounded": Search(each(FOUR, **CAPTURE, form="symmetric"), chosen=0),
-    "askew-level-first-reversible": Search(each(FOUR, **AGAIN, form="symmetric"), chosen=0),
+    "askew-level-first-reversible": Search(each(FOUR, **AGAIN, form="symmetric"), chosen=1),
 }
 
 

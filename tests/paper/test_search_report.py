@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from askew.paper.images_common import Search, Settings, search_key
-from askew.paper.search_report import Candidate, chosen_how, settings_table
+from askew.paper.search_report import Candidate, chosen_briefly, chosen_how, settings_table
 from askew.train.record import Record
 
 TRIED = ({"lr": 0.01}, {"lr": 0.03})
@@ -80,3 +80,12 @@ def test_a_setting_from_shorter_trials_is_named_once_there_are_longer_ones() -> 
 
 def test_words_stand_left_and_numbers_right() -> None:
     assert settings_table([candidate()], []).markdown().splitlines()[1] == "|---|---|---|---:|"
+
+
+def test_in_short_it_says_in_how_many_rows_the_search_did_not_choose() -> None:
+    how = "chosen by one run of 40 epochs each on 500 held-out training images"
+    assert chosen_briefly([candidate(1)], [], "by hand") == "by hand"
+    assert chosen_briefly([candidate(1)], FOUND, "by hand") == how
+    rows = [candidate(0), candidate(1, method="lsq")]
+    assert chosen_briefly(rows, FOUND, "by hand") == f"{how} (not so in 2 of 2 rows)"
+    assert chosen_briefly([candidate(1), rows[1]], FOUND, "by hand") == f"{how} (not so in 1 of 2 rows)"

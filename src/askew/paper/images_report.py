@@ -20,9 +20,8 @@ def present(experiment: Experiment, records: Sequence[Record]) -> Presentation:
     """Tables, figures and verdicts of whatever has been run so far."""
     rows = rows_of(experiment, [r for r in records if r.experiment == experiment.name])
     searched = [r for r in records if r.experiment == f"{experiment.name}-search"]
-    found = experiment.settings_from
-    hows = chosen_how(candidates(experiment), searched, found), chosen_briefly(searched, found)
-    notes = [note(rows, how) for how in hows]
+    found = candidates(experiment), searched, experiment.settings_from
+    notes = [note(rows, how(*found)) for how in (chosen_how, chosen_briefly)]
     tables = [table(experiment, rows, metric, *notes) for metric in experiment.metrics]
     lines = [(c.method, c.label, c.values.get("accuracy", "")) for c in experiment.contenders]
     tables.append(best_epochs_table(rows, lines, list(KINDS), {c.method: c.method for c in experiment.contenders}))

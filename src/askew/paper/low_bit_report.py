@@ -24,7 +24,7 @@ def present(table: LowBit, records: Sequence[Record]) -> Presentation:
     runs = runs_of(table, [r for r in records if r.experiment == table.name])
     searched = [r for r in records if r.experiment == f"{table.name}-search"]
     rows = candidates(table)
-    hows = chosen_how(rows, searched, table.settings_from), chosen_briefly(searched, table.settings_from)
+    hows = (f(rows, searched, table.settings_from) for f in (chosen_how, chosen_briefly))
     grids = [main_table(table, runs, *(note(table, runs, how) for how in hows))]
     if any(row.value for row in table.rows):
         lines = [(row.key, row.label, row.value) for row in table.rows]

@@ -67,13 +67,19 @@ def chosen_how(candidates: Sequence[Candidate], searched: Sequence[Record], othe
     overruled = [text for c in candidates if (text := c.overruled(searched))]
     kept = f"; not the best found there: {', '.join(overruled)}" if overruled else ""
     counts = "; ".join(f"{c.label} {c.count(searched)}" for c in candidates if c.scores(searched))
-    return f"{chosen_briefly(searched, otherwise)}{rest}{kept}; settings tried: {counts}"
+    return f"{_trials(searched)}{rest}{kept}; settings tried: {counts}"
 
 
-def chosen_briefly(searched: Sequence[Record], otherwise: str) -> str:
-    """The same without what came of it for each method."""
+def chosen_briefly(candidates: Sequence[Candidate], searched: Sequence[Record], otherwise: str) -> str:
+    """The same without what came of it for each method, but for how many it does not hold."""
     if not searched:
         return otherwise
+    rows = [c for c in candidates if c.search]
+    other = sum(1 for c in rows if c.overruled(searched) or not c.scores(searched))
+    return f"{_trials(searched)}{f' (not so in {other} of {len(rows)} rows)' if other else ''}"
+
+
+def _trials(searched: Sequence[Record]) -> str:
     return f"chosen by one run of {_epochs(searched)} each on {_held(searched)} held-out training images"
 
 

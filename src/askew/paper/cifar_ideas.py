@@ -76,6 +76,11 @@ def _long(key: str, label: str, settings: Settings, method: str = OURS) -> Idea:
     return Idea(f"long-{key}", label, settings, method, longer=2.5)
 
 
+def _long_affine(key: str, label: str, settings: Settings, method: str, beside: str) -> Idea:
+    """Such a row with affine BatchNorm, compared with the same without it."""
+    return Idea(f"long-affine-{key}", label, {**settings, "affine": True}, method, beside=beside, longer=2.5)
+
+
 def _long_taught(
     key: str, label: str, settings: Settings, method: str, beside: str, teacher: str = "long-full"
 ) -> Idea:
@@ -212,6 +217,21 @@ QUESTIONS: dict[str, tuple[Idea, ...]] = {
             STRAIGHT,
             "long-taught-binaryconnect",
             "long-taught-full",
+        ),
+    ),
+    "With affine BatchNorm, over the epochs of the tables": (
+        _long("full", "full precision, lr .03, not affine", {"lr": 0.03}, FLOAT),
+        _long_affine("full", "full precision, lr .03", {"lr": 0.03}, FLOAT, "long-full"),
+        _long_affine("binaryconnect", "BinaryConnect, lr .03", {**BC, **COLD}, STRAIGHT, "long-binaryconnect"),
+        _long_affine("half", f"level-first, {SAID}", EARLY, OURS, "long-half-sooner"),
+        _long_affine("rounded", "level-first, rounded, lr .03 to 0", ROUND_COLD, ROUNDED, "long-rounded-03"),
+        _long_affine("reversible", "reversible, lr .03 to 0", {"lr": 0.03, **AGAIN}, REVERSIBLE, "long-reversible"),
+        _long_affine(
+            "reversible-decay",
+            "reversible, a scale and weight decay .03",
+            {**AGAIN, **SCALED},
+            REVERSIBLE,
+            "long-reversible-decay",
         ),
     ),
     "How fast, how strong": (

@@ -15,7 +15,7 @@ from typing import Any
 
 from askew.paper import image_runs
 from askew.paper.image_runs import ImageTable
-from askew.paper.images_common import COLD, EARLY, Contender, Experiment, Search
+from askew.paper.images_common import AGAIN, COLD, EARLY, Contender, Experiment, Search
 from askew.train.grid_job import OnJob
 from askew.train.record import Record
 
@@ -163,11 +163,22 @@ ROUNDED = Contender(
         chosen=3,
     ),
 )
+REVERSIBLE = Contender(
+    "askew-level-first-reversible",
+    {"lr": 0.03},
+    Search(
+        (
+            {"lr": 0.03, **AGAIN},
+            {"lr": 0.03, "weight_decay": 0.03, "scale": "abs-mean", **AGAIN},
+            {"lr": 0.01, "weight_decay": 0.1, "scale": "abs-mean", **AGAIN},
+        ),
+    ),
+)
 EXPERIMENT = Experiment(
     "cifar-w1",
     "One bit a weight on CIFAR-10",
     {"dataset": "cifar10"},
-    (FULL, BINARYCONNECT, MIRROR, PROXQUANT, PROJECTED, ADASTE, PARQ, ASKEW, LEVEL_FIRST, ROUNDED),
+    (FULL, BINARYCONNECT, MIRROR, PROXQUANT, PROJECTED, ADASTE, PARQ, ASKEW, LEVEL_FIRST, ROUNDED, REVERSIBLE),
     steps={50: "75.77", 65: "88.37", 90: "88.84"},
 )
 

@@ -156,7 +156,13 @@ def plan(experiment: Experiment, config: ImageTable) -> list[ImageTraining]:
     kinds: list[Kind] = ["paper", "best"] if config.schedules == "both" else [config.schedules]
     return [
         training(
-            experiment, config, contender.method, f"{contender.method}-{kind}", contender.settings(kind), seed, about
+            experiment,
+            config,
+            contender.method,
+            f"{contender.method}-{kind}",
+            experiment.settings(contender, kind),
+            seed,
+            about,
         )
         for seed in range(config.seeds)
         for kind in kinds

@@ -98,6 +98,7 @@ class Experiment:
     """A table: its name, its data and net (fields of ImageTraining), its methods; steps: the paper's, by epoch.
 
     settings_from: where the settings of the best schedule come from as long as no search has been recorded.
+    kinds: what all methods have at a kind of schedule, such as its epochs, where that is not the usual.
     """
 
     name: str
@@ -107,6 +108,11 @@ class Experiment:
     steps: Mapping[int, str] = field(default_factory=dict)
     settings_from: str = "from single scouting runs"
     metrics: Mapping[str, str] = field(default_factory=lambda: {"accuracy": "test accuracy (%)"})
+    kinds: Mapping[Kind, Settings] = field(default_factory=dict)
+
+    def settings(self, contender: Contender, kind: Kind) -> dict[str, Any]:
+        """Of the runs of a method at a kind of schedule."""
+        return {**self.kinds.get(kind, {}), **contender.settings(kind)}
 
 
 def search_key(method: str, tried: Settings) -> str:

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from askew.paper.best_epochs import best_epochs_table
 from askew.paper.images_common import HEADS, KINDS, MISSING, Experiment, Kind
 from askew.paper.images_rows import Rows, gap, rows_of, score_of
-from askew.paper.images_words import FULL, lead, note, verdicts
+from askew.paper.images_words import FULL, lead, made, note, verdicts
 from askew.paper.present import Presentation
 from askew.paper.search_report import Candidate, chosen_briefly, chosen_how, settings_table
 from askew.paper.steps_report import accuracy_figure, histogram_figure, loss_figure, steps_table
-from askew.report.runs import unique
 from askew.report.tables import NONE, Grid, cell
 from askew.train.record import Record
 
@@ -63,12 +62,9 @@ def table(experiment: Experiment, rows: Rows, metric: str, words_below: str, bri
     )
 
 
-def made(rows: Rows) -> str:
-    """Epochs and batch, from the records."""
-    found = unique((r.config["epochs"], r.config["batch_size"]) for own in rows.values() for r in own)
-    return ", " + " and ".join(f"{epochs} epochs, batch {batch}" for epochs, batch in found) if found else ""
-
-
 def candidates(experiment: Experiment) -> list[Candidate]:
     """The methods as the search knows them."""
-    return [Candidate(c.label, c.method, c.method, c.paper, c.origin("paper"), c.search) for c in experiment.contenders]
+    own = "epochs" in experiment.kinds.get("best", {})
+    return [
+        Candidate(c.label, c.method, c.method, c.paper, c.origin("paper"), c.search, own) for c in experiment.contenders
+    ]

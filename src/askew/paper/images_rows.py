@@ -17,7 +17,7 @@ Rows = dict[Place, list[Record]]
 def rows_of(experiment: Experiment, records: Sequence[Record]) -> Rows:
     """The records of each method at each kind of schedule, seed by seed; those of one row must have one setting."""
     settings: dict[Place, Settings] = {
-        (c.method, kind): c.settings(kind) for c in experiment.contenders for kind in KINDS
+        (c.method, kind): experiment.settings(c, kind) for c in experiment.contenders for kind in KINDS
     }
     return gathered(experiment.name, "method", settings, records)
 

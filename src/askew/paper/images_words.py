@@ -23,6 +23,7 @@ NAMES = {
     "vgg-small": "VGG-small",
     "resnet18": "ResNet-18",
 }  # of data sets and nets, as records have them and as they are shown
+SCHEDULES: dict[Kind, str] = {"paper": "the paper's schedule", "best": "its best schedule"}
 GAP = "Gap: full precision at the same kind of schedule minus this, over the seeds that both have"
 
 
@@ -50,6 +51,21 @@ def note(rows: Rows, how: str) -> str:
     )
 
 
+def made(rows: Rows) -> str:
+    """Epochs and batch of a table, from the records; by kind of schedule where they differ."""
+    found = unique((length(own), kind) for (_, kind), own in rows.items() if own)
+    shapes = unique(shape for shape, _ in found)
+    if len(shapes) < 2:
+        return "".join(f", {shape}" for shape in shapes)
+    return "".join(f", {shape} ({SCHEDULES[kind]})" for shape, kind in found)
+
+
+def length(records: Sequence[Record]) -> str:
+    """Epochs and batch of the records of a row."""
+    found = unique((r.config["epochs"], r.config["batch_size"]) for r in records)
+    return " and ".join(f"{epochs} epochs, batch {batch}" for epochs, batch in found)
+
+
 def data_words(configs: Sequence[Mapping[str, Any]]) -> str:
     """The data sets of runs by name, with their sizes."""
     data = unique((c["train_set"], c["train_images"], c["test_images"]) for c in configs)
@@ -71,8 +87,8 @@ def _net(config: Mapping[str, Any]) -> str:
 def verdicts(experiment: Experiment, rows: Rows) -> list[str]:
     """How ASkew's level-first form stands beside full precision and its rivals, whichever way it went."""
     return [
-        *_verdict(experiment, rows, "paper", "the paper's schedule"),
-        *_verdict(experiment, rows, "best", "its best schedule"),
+        *_verdict(experiment, rows, "paper", SCHEDULES["paper"]),
+        *_verdict(experiment, rows, "best", SCHEDULES["best"]),
     ]
 
 

@@ -9,6 +9,7 @@ from askew.core import uniform
 from askew.paper.best_epochs import best_epochs_table
 from askew.paper.images_common import HEADS, MISSING, Kind
 from askew.paper.images_rows import gap, score_of
+from askew.paper.images_words import made
 from askew.paper.low_bit import FULL, LowBit, Row, Widths, named
 from askew.paper.low_bit_words import Runs, lead, note, runs_of, verdicts
 from askew.paper.present import Presentation
@@ -66,12 +67,6 @@ def main_table(table: LowBit, runs: Runs, said: str, briefly: str) -> Grid:
     return Grid(tuple(heads), tuple(lines), f"Test accuracy (%){made(runs)}", said, tuple(keys), short=briefly)
 
 
-def made(runs: Runs) -> str:
-    """Epochs and batch, from the records."""
-    found = unique((r.config["epochs"], r.config["batch_size"]) for own in runs.values() for r in own)
-    return ", " + " and ".join(f"{epochs} epochs, batch {batch}" for epochs, batch in found) if found else ""
-
-
 def any_run(runs: Runs, widths: str) -> bool:
     return any(own for (key, _), own in runs.items() if f"-{widths}" in key)
 
@@ -95,4 +90,5 @@ def curves(table: LowBit, runs: Runs, widths: Widths) -> tuple[image_figures.Fig
 
 def candidates(table: LowBit) -> list[Candidate]:
     """The rows as the search knows them."""
-    return [Candidate(r.label, r.method, r.key, r.paper, r.origin("paper"), r.search) for r in table.rows]
+    own = "epochs" in table.kinds.get("best", {})
+    return [Candidate(r.label, r.method, r.key, r.paper, r.origin("paper"), r.search, own) for r in table.rows]

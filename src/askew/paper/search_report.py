@@ -13,7 +13,10 @@ from askew.train.record import Record
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row of a table: its settings at the paper's schedule, their origin, its search; key: of its search records."""
+    """A row of a table: its settings at the paper's schedule, their origin, its search; key: of its search records.
+
+    as_long: whether the table's runs are as long as the chosen setting's trial; longer trials then count as any other.
+    """
 
     label: str
     method: str
@@ -21,6 +24,7 @@ class Candidate:
     paper: Settings | None
     origin: str
     search: Search | None
+    as_long: bool = False
 
     def held_out(self, tried: Settings, searched: Sequence[Record]) -> Stat | None:
         """The held-out accuracy of a setting; None if it was not tried."""
@@ -44,8 +48,8 @@ class Candidate:
             return ""
         chosen = self.search.tried[self.search.chosen]
         longest = max((one for one in self.search.tried if self.held_out(one, searched)), key=named_epochs)
-        best = max(self.scores(searched, longest))
-        if named_epochs(longest) > named_epochs(chosen):
+        best = max(self.scores(searched, None if self.as_long else longest))
+        if not self.as_long and named_epochs(longest) > named_epochs(chosen):
             return f"{self.label} (from the shorter trials; the best of the longer ones has {best:.2f})"
         used = self.held_out(chosen, searched)
         if used is None:

@@ -1,4 +1,8 @@
-"""One bit a weight on TinyImageNet: ResNet-18, 64x64 images, random mirror images, otherwise as on CIFAR-10."""
+"""One bit a weight on TinyImageNet: ResNet-18, 64x64 images, random mirror images, otherwise as on CIFAR-10.
+
+At the best schedule all runs have 40 epochs: these nets overfit, and of every method that was tried at 40 and at 100
+the shorter runs score higher on held-out images.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any
 from askew.models.resnet import Stem
 from askew.paper import cifar_w1, image_runs
 from askew.paper.image_runs import ImageTable
-from askew.paper.images_common import COLD, EARLY, Contender, Experiment, Search, Settings
+from askew.paper.images_common import AGAIN, COLD, EARLY, Contender, Experiment, Search, Settings
 from askew.train.grid_job import OnJob
 from askew.train.record import Record
 
@@ -21,12 +25,12 @@ VALUES = {
     "projected": "11.78±0.67",
     "askew": "50.23±0.37",
 }
-LONG: Settings = {"epochs": 100}  # a trial as long as the table's runs: what is best in short ones overfits in these
+EPOCHS = 40  # at the best schedule, as in its search
+LONG: Settings = {"epochs": 100}  # a trial as long as the paper's runs
 CAPTURE: Settings = {"alpha": 0.05, "start": 0.5, **EARLY}
 SEARCHES = {  # TinyImageNet's own
     "full-precision": Search(
         (
-            {"lr": 0.001},
             {"lr": 0.003},
             {"lr": 0.01},
             {"lr": 0.03},
@@ -34,8 +38,9 @@ SEARCHES = {  # TinyImageNet's own
             {"lr": 0.01, "weight_decay": 0.1},
             {"lr": 0.01, "weight_decay": 0.1, **LONG},
             {"lr": 0.01, "weight_decay": 0.3, **LONG},
+            {"lr": 0.01, "weight_decay": 0.3},
         ),
-        chosen=3,
+        chosen=4,
     ),
     "binaryconnect": Search(
         (
@@ -45,6 +50,7 @@ SEARCHES = {  # TinyImageNet's own
             {"lr": 0.1},
             {"lr": 0.06, **LONG},
             {"lr": 0.03, "weight_decay": 0.03, **LONG},
+            {"lr": 0.03, "weight_decay": 0.03, "scale": "abs-mean"},
         ),
         chosen=1,
     ),
@@ -54,6 +60,7 @@ SEARCHES = {  # TinyImageNet's own
             {"lr": 0.03, "options": {"rate": 1e-4}},
             {"lr": 0.03, "options": {"rate": 5e-5}},
             {"lr": 0.03, "weight_decay": 0.03, "options": {"rate": 1e-4}, **LONG},
+            {"lr": 0.03, "options": {"rate": 2e-4}},
         ),
         chosen=1,
     ),
@@ -65,8 +72,9 @@ SEARCHES = {  # TinyImageNet's own
             {"lr": 0.01, "weight_decay": 0.02, "options": {"anneal_end": 0.9}},
             {"lr": 0.01, "weight_decay": 0.1, "options": {"anneal_end": 0.9}, **LONG},
             {"lr": 0.01, "weight_decay": 0.3, "options": {"anneal_end": 0.9}, **LONG},
+            {"lr": 0.01, "weight_decay": 0.1, "options": {"anneal_end": 0.9}},
         ),
-        chosen=2,
+        chosen=3,
     ),
     "md-tanh": Search(
         tuple({"lr": lr, "options": {"beta": 1.0, "growth": 1.1}} for lr in (0.01, 0.03, 0.06)),
@@ -97,6 +105,12 @@ SEARCHES = {  # TinyImageNet's own
         ),
         chosen=2,
     ),
+    "askew-level-first-reversible": Search(
+        (
+            {"lr": 0.01, "weight_decay": 0.1, "scale": "abs-mean", **AGAIN},
+            {"lr": 0.03, "weight_decay": 0.03, "scale": "abs-mean", **AGAIN},
+        ),
+    ),
     "askew-level-first-rounded": Search(
         (
             {"lr": 0.015, "alpha": 0.05, "start": 0.5, **COLD},
@@ -125,6 +139,7 @@ EXPERIMENT = Experiment(
     tuple(map(here, cifar_w1.EXPERIMENT.contenders)),
     steps={50: "8.74", 65: "31.97", 90: "46.96"},
     settings_from="found on CIFAR-10",
+    kinds={"best": {"epochs": EPOCHS}},
 )
 
 

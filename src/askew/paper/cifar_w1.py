@@ -172,6 +172,7 @@ REVERSIBLE = Contender(
             {"lr": 0.03, "weight_decay": 0.03, "scale": "abs-mean", **AGAIN},
             {"lr": 0.01, "weight_decay": 0.1, "scale": "abs-mean", **AGAIN},
         ),
+        chosen=1,
     ),
 )
 EXPERIMENT = Experiment(

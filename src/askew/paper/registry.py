@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import tyro
 
 from askew.paper import (
+    cifar_affine,
+    cifar_affine_report,
     cifar_few,
     cifar_few_report,
     cifar_grid,
@@ -57,6 +59,7 @@ PRESENT: dict[str, Callable[[Sequence[Record]], Presentation]] = {
     "cifar-grid": cifar_grid_report.present,
     "cifar-ideas": cifar_ideas_report.present,
     "cifar-long": cifar_long_report.present,
+    "cifar-affine": cifar_affine_report.present,
     "cifar-taught": cifar_taught_report.present,
     "cifar-few": cifar_few_report.present,
     "tiny-w1": tiny_w1_report.present,
@@ -75,6 +78,7 @@ Paper = (
     | Annotated[cifar_grid.CifarGrid, tyro.conf.subcommand("cifar-grid")]
     | Annotated[cifar_ideas.CifarIdeas, tyro.conf.subcommand("cifar-ideas")]
     | Annotated[cifar_long.CifarLong, tyro.conf.subcommand("cifar-long")]
+    | Annotated[cifar_affine.CifarAffine, tyro.conf.subcommand("cifar-affine")]
     | Annotated[cifar_taught.CifarTaught, tyro.conf.subcommand("cifar-taught")]
     | Annotated[cifar_few.CifarFew, tyro.conf.subcommand("cifar-few")]
     | Annotated[tiny_w1.TinyW1, tyro.conf.subcommand("tiny-w1")]
@@ -90,6 +94,7 @@ IMAGES: dict[type[ImageRuns], Callable[[Any, OnJob | None], list[Record]]] = {
     cifar_grid.CifarGrid: cifar_grid.run,
     cifar_ideas.CifarIdeas: cifar_ideas.run,
     cifar_long.CifarLong: cifar_long.run,
+    cifar_affine.CifarAffine: cifar_affine.run,
     cifar_taught.CifarTaught: cifar_taught.run,
     cifar_few.CifarFew: cifar_few.run,
     tiny_w1.TinyW1: tiny_w1.run,

@@ -39,8 +39,9 @@ SEARCHES = {  # TinyImageNet's own
             {"lr": 0.01, "weight_decay": 0.1, **LONG},
             {"lr": 0.01, "weight_decay": 0.3, **LONG},
             {"lr": 0.01, "weight_decay": 0.3},
+            {"lr": 0.01, "weight_decay": 1.0},
         ),
-        chosen=4,
+        chosen=7,
     ),
     "binaryconnect": Search(
         (
@@ -50,7 +51,7 @@ SEARCHES = {  # TinyImageNet's own
             {"lr": 0.1},
             {"lr": 0.06, **LONG},
             {"lr": 0.03, "weight_decay": 0.03, **LONG},
-            {"lr": 0.03, "weight_decay": 0.03, "scale": "abs-mean"},
+            {"lr": 0.01, "weight_decay": 0.3, "scale": "abs-mean"},
         ),
         chosen=1,
     ),
@@ -62,7 +63,7 @@ SEARCHES = {  # TinyImageNet's own
             {"lr": 0.03, "weight_decay": 0.03, "options": {"rate": 1e-4}, **LONG},
             {"lr": 0.03, "options": {"rate": 2e-4}},
         ),
-        chosen=1,
+        chosen=4,
     ),
     "parq": Search(
         (
@@ -73,6 +74,7 @@ SEARCHES = {  # TinyImageNet's own
             {"lr": 0.01, "weight_decay": 0.1, "options": {"anneal_end": 0.9}, **LONG},
             {"lr": 0.01, "weight_decay": 0.3, "options": {"anneal_end": 0.9}, **LONG},
             {"lr": 0.01, "weight_decay": 0.1, "options": {"anneal_end": 0.9}},
+            {"lr": 0.01, "weight_decay": 0.3, "options": {"anneal_end": 0.9}},
         ),
         chosen=3,
     ),
@@ -108,8 +110,9 @@ SEARCHES = {  # TinyImageNet's own
     "askew-level-first-reversible": Search(
         (
             {"lr": 0.01, "weight_decay": 0.1, "scale": "abs-mean", **AGAIN},
-            {"lr": 0.03, "weight_decay": 0.03, "scale": "abs-mean", **AGAIN},
+            {"lr": 0.01, "weight_decay": 0.3, "scale": "abs-mean", **AGAIN},
         ),
+        chosen=0,
     ),
     "askew-level-first-rounded": Search(
         (

@@ -48,8 +48,8 @@ def test_a_daemon_of_its_own_from_start_to_end(tmp_path: Path, monkeypatch: pyte
     assert not {PIPES, LOGS, SHARE} & os.environ.keys() and not Path(folder).exists()
 
 
-@pytest.mark.parametrize(("runs", "share"), [(2, "50"), (3, "33.33"), (8, "25"), (16, "25")])
-def test_many_runs_have_overlapping_parts(
+@pytest.mark.parametrize(("runs", "share"), [(2, "50"), (3, "50"), (4, "25"), (8, "25"), (16, "25")])
+def test_runs_have_parts_on_which_products_are_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: int, share: str
 ) -> None:
     stand_in(tmp_path, monkeypatch)
@@ -100,8 +100,10 @@ def test_where_there_is_nothing_to_share(tmp_path: Path) -> None:
 
 
 @pytest.mark.cuda
-def test_runs_overlap_on_a_gpu(tmp_path: Path) -> None:
+def test_runs_overlap_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the real daemon; the same nets as one after another."""
+    for name in (PIPES, LOGS, SHARE):
+        monkeypatch.delenv(name, raising=False)
     data = pictures(tmp_path / "data")
     jobs = [small_job(data, tmp_path / "together", seed=seed, device="cuda") for seed in (0, 1)]
     alone = [small_job(data, tmp_path / "alone", seed=seed, device="cuda") for seed in (0, 1)]

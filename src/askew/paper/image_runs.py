@@ -283,7 +283,7 @@ def remade_teachers(jobs: Sequence[ImageTraining], missing: Sequence[ImageTraini
     wanted = [job.teacher for job in missing]
     for path in wanted:  # which grows
         maker = makers.pop(path, None) if path else None
-        if maker and maker.row and finished(maker) and epochs_done(checkpoint(maker)) < maker.epochs:
+        if maker and maker.row and finished(maker) and epochs_done(checkpoint(maker)) < maker.passes:
             found.append(replace(maker, row=replace(maker.row, folder=maker.out / maker.name)))
             wanted.append(maker.teacher)
     return found

@@ -56,7 +56,7 @@ class Search:
 def unnamed(method: str, schedule: str) -> Settings:
     """Settings a table need not name, which may differ from `askew train`'s: level-first's even pace, cosine, decay."""
     if method not in USERS["power"]:
-        return {}
+        return {"weight_decay": 0.0}
     cosine = {"min_lr": 0.001, "cosine_end": 0.95} if schedule == "cosine" else {}
     return {"power": 1.0, "end": 0.97, "weight_decay": 0.0} | cosine
 

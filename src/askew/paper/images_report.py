@@ -9,7 +9,7 @@ from askew.paper.images_common import HEADS, KINDS, MISSING, Experiment, Kind
 from askew.paper.images_rows import Rows, gap, rows_of, score_of
 from askew.paper.images_words import FULL, lead, made, note, verdicts
 from askew.paper.present import Presentation
-from askew.paper.search_report import Candidate, chosen_briefly, chosen_how, settings_table
+from askew.paper.search_report import Candidate, chosen_briefly, chosen_how, settings_table, with_held_out
 from askew.paper.steps_report import accuracy_figure, histogram_figure, loss_figure, steps_table
 from askew.report.tables import NONE, Grid, cell
 from askew.train.record import Record
@@ -22,6 +22,7 @@ def present(experiment: Experiment, records: Sequence[Record]) -> Presentation:
     found = candidates(experiment), searched, experiment.settings_from
     notes = [note(rows, how(*found)) for how in (chosen_how, chosen_briefly)]
     tables = [table(experiment, rows, metric, *notes) for metric in experiment.metrics]
+    tables[0] = with_held_out(tables[0], found[0], searched)
     lines = [(c.method, c.label, c.values.get("accuracy", "")) for c in experiment.contenders]
     tables.append(best_epochs_table(rows, lines, list(KINDS), {c.method: c.method for c in experiment.contenders}))
     if experiment.steps:

@@ -13,7 +13,7 @@ from askew.paper.images_words import made
 from askew.paper.low_bit import FULL, LowBit, Row, Widths, named
 from askew.paper.low_bit_words import Runs, lead, note, runs_of, verdicts
 from askew.paper.present import Presentation
-from askew.paper.search_report import Candidate, chosen_briefly, chosen_how, settings_table
+from askew.paper.search_report import Candidate, chosen_briefly, chosen_how, settings_table, with_held_out
 from askew.report import image_figures
 from askew.report.runs import unique
 from askew.report.tables import NONE, Grid, cell
@@ -26,7 +26,7 @@ def present(table: LowBit, records: Sequence[Record]) -> Presentation:
     searched = [r for r in records if r.experiment == f"{table.name}-search"]
     rows = candidates(table)
     hows = (f(rows, searched, table.settings_from) for f in (chosen_how, chosen_briefly))
-    grids = [main_table(table, runs, *(note(table, runs, how) for how in hows))]
+    grids = [with_held_out(main_table(table, runs, *(note(table, runs, how) for how in hows)), rows, searched)]
     if any(row.value for row in table.rows):
         lines = [(row.key, row.label, row.value) for row in table.rows]
         methods = {row.key: row.method for row in table.rows}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from askew.paper.images_common import Search, Settings, search_key, words
 from askew.report.runs import Stat, stat, summary_values, unique
-from askew.report.tables import NONE, Grid, cell
+from askew.report.tables import HELD_OUT, NONE, Grid, cell
 from askew.train.record import Record
 
 
@@ -87,6 +87,22 @@ def _trials(searched: Sequence[Record]) -> str:
     return f"chosen by one run of {_epochs(searched)} each on {_held(searched)} held-out training images"
 
 
+def with_held_out(grid: Grid, candidates: Sequence[Candidate], searched: Sequence[Record]) -> Grid:
+    """The table with what the setting in use had in the search, if there is one: its first rows are the candidates'."""
+    if not searched:
+        return grid
+    scores = [cell(c.search and c.held_out(c.search.tried[c.search.chosen], searched), 2) for c in candidates]
+    scores += [NONE] * (len(grid.rows) - len(scores))
+    more = " Held-out: the setting of the best schedule in the search, one run."
+    return replace(
+        grid,
+        heads=(*grid.heads, HELD_OUT),
+        rows=tuple((*row, score) for row, score in zip(grid.rows, scores, strict=True)),
+        note=f"{grid.note}{more}",
+        short=f"{grid.short}{more}" if grid.short else "",
+    )
+
+
 def settings_table(candidates: Sequence[Candidate], searched: Sequence[Record]) -> Grid:
     """Every setting that is in use or was tried, and what the search found."""
     lines, methods, left = [], [], 0
@@ -108,7 +124,7 @@ def settings_table(candidates: Sequence[Candidate], searched: Sequence[Record]) 
     )
     found += f" Not shown: {left} settings of the search that have not run." if left else ""
     return Grid(
-        ("method", "settings", "used at", "held-out"),
+        ("method", "settings", "used at", HELD_OUT),
         tuple(lines),
         "Settings and the search",
         "In brackets: settings of the paper's text; tuned: set here for a rival, where the text has none, without a "

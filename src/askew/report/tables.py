@@ -16,6 +16,7 @@ from askew.report.runs import Run, Stat, by_method, stat, summary_values
 from askew.report.style import look
 
 NONE = "–"
+HELD_OUT = "held-out"  # the column of what a search gave
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,18 @@ class Grid:
             raise ValueError(f"table {self.title!r}: {len(self.heads)} columns, but a row is {wrong[0]}")
 
     def brief(self, whole: str) -> Grid:
-        """For a README: without the rows of which nothing has run (every column n has 0), and the short note.
+        """For a README: without the rows of which nothing has run (every column n has 0, no search either).
+
+        With the short note.
 
         whole: where the table stands with all its rows.
         """
         counts = [i for i, head in enumerate(self.heads) if head == "n"]
-        idle = [bool(counts) and all(row[i] == "0" for i in counts) for row in self.rows]
-        keep = [i for i, unrun in enumerate(idle) if not unrun]
-        left = f" Not run yet: {', '.join(row[0] for row, unrun in zip(self.rows, idle, strict=True) if unrun)}."
+        held = [i for i, head in enumerate(self.heads) if head == HELD_OUT]
+        unrun = [bool(counts) and all(row[i] == "0" for i in counts) for row in self.rows]
+        idle = [none and all(row[i] == NONE for i in held) for row, none in zip(self.rows, unrun, strict=True)]
+        keep = [i for i, left_out in enumerate(idle) if not left_out]
+        left = f" Not run yet: {', '.join(row[0] for row, left_out in zip(self.rows, idle, strict=True) if left_out)}."
         note = f"{self.short or self.note}{left if any(idle) else ''}{f' More: {whole}.' if self.short else ''}"
         return replace(
             self,

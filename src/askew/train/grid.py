@@ -152,7 +152,7 @@ def finished(job: ImageTraining) -> Record | None:
 
 def completed(job: ImageTraining) -> Record | None:
     """The record of a job that ended here, its last net beside it; None if there is something left to do."""
-    if epochs_done(job.out / job.name / "last.pt") < job.epochs:
+    if epochs_done(job.out / job.name / "last.pt") < job.passes:
         return None
     record = finished(job)
     same = record is not None and all(record.config.get(name) == value for name, value in digests(job).items())
@@ -171,5 +171,5 @@ def same_images(job: ImageTraining, record: Record | None) -> bool:
 def _known(job: ImageTraining, record: Record | Failure | None) -> Status:
     """Where a job stands before anything is run."""
     if isinstance(record, Record):
-        return Status(1, 1, job.epochs, job.epochs, accuracy=record.summary.get("accuracy"))
-    return Status(0, 1, 0, job.epochs)
+        return Status(1, 1, job.passes, job.passes, accuracy=record.summary.get("accuracy"))
+    return Status(0, 1, 0, job.passes)

@@ -79,8 +79,8 @@ class ImageTraining:
     """What stands for the derivative of a sign: tanh (the paper's), clip or quadratic (one-bit activations)."""
     gradient_bits: int | None = None
     """Put the gradients of what layers compute on LUQ's logarithmic, unbiased grid of so many bits."""
-    epochs: int = 100
-    """Passes over the training images."""
+    epochs: int | None = None
+    """Passes over the training images (100, and 40 on TinyImageNet, if not given)."""
     batch: int | None = None
     """Images a step."""
     lr: float | None = None
@@ -261,6 +261,11 @@ class ImageTraining:
         return DATASETS[self.dataset]
 
     @property
+    def passes(self) -> int:
+        """Epochs of the run."""
+        return self.defaults.epochs if self.epochs is None else self.epochs
+
+    @property
     def net(self) -> Model:
         """The net that is trained."""
         return self.model or self.defaults.model
@@ -305,7 +310,7 @@ class ImageTraining:
         alpha = annealing.default_alpha if annealing and recipe.alpha is None else recipe.alpha
         return TrainConfig(
             method=self.method,
-            epochs=self.epochs,
+            epochs=self.passes,
             batch_size=self.defaults.batch if self.batch is None else self.batch,
             lr=recipe.lr,
             schedule=recipe.schedule,
@@ -316,7 +321,7 @@ class ImageTraining:
             annealing=annealing,
             alpha=alpha if annealing else None,
             seed=self.seed,
-            histogram_epochs=tuple(sorted({round(part * self.epochs) for part in HISTOGRAMS})),
+            histogram_epochs=tuple(sorted({round(part * self.passes) for part in HISTOGRAMS})),
             score_every=self.score_every,
             score_batch_size=500 if self.dataset == "imagenet" else 1000,
             batchnorm_images=20000,

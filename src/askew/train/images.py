@@ -24,6 +24,7 @@ from askew.train.image_config import ImageTraining as ImageTraining
 from askew.train.initial import check_unseen, digest, start_from
 from askew.train.lock import sole_use
 from askew.train.loop import Keeper, OnStatus, fit
+from askew.train.products import check_products
 from askew.train.record import Record, writable_folder
 from askew.train.source import Shelf, Source, image_sources
 from askew.train.teacher import Objective, has_scales, labelled, taught_by
@@ -242,8 +243,9 @@ def _train_in(
         unscaled = config.bits == 1 and low_bit.scale(config) == "none" and config.method != "full-precision"
         started = start_from(net, config.init, spread_weights=unscaled)
     net = net.to(device, memory_format=torch.channels_last)  # pyright: ignore
+    check_products(net, (settings.batch_size // world.size, settings.score_batch_size), settings.bf16, device)
     torch.manual_seed(config.seed)  # methods that draw at random do so from torch's generator, from now on
-    optimizer = build_optimizer(config, net, config.epochs * train.steps())
+    optimizer = build_optimizer(config, net, config.passes * train.steps())
     record = Record(*titles(config), config.describe() | about | digests(config), config.seed)
     record.environment["processes"] = world.size
     if started is not None:

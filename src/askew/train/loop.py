@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ OnStatus = Callable[[Status], None]
 HISTOGRAM_RANGE = (-1.275, 1.275)  # of the largest level; with 51 bins 0 and the outermost levels are bin centres
 HISTOGRAM_BINS = 51
 READ_SECONDS, READ_STEPS = 3.0, 100  # how often the loss is read for the bar within an epoch, and over how many steps
+log = logging.getLogger(__name__)
 UNFINISHED = "losses_of_this_epoch"  # in record.extra while an epoch is under way
 
 
@@ -283,6 +286,8 @@ class _Run:
         if scored:
             best = max(self.record.metrics.get("accuracy", {"value": []})["value"], default=-1.0)
             found = score_snapped(self.model, self.optimizer, self.train, self.test, self.config)
+            if not math.isfinite(found.loss):
+                log.warning("after epoch %d the loss of the snapped net on the test images is %s", epoch, found.loss)
             self.record.log(epoch, accuracy=found.accuracy, test_loss=found.loss)
             if found.top5 is not None:
                 self.record.log(epoch, top5=found.top5)

@@ -21,7 +21,11 @@ CONTROL = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-LEAST = 25.0  # percent of a GPU that a process may use: many small ones leave gaps for each other
+SHARES = {
+    2: "50",
+    3: "50",
+}  # percent of a GPU that each of so many processes may use; a third is not safe (products.py)
+LEAST = "25"  # of more of them: many small ones leave gaps for each other
 PATIENCE = 60.0  # seconds for the daemon to start, to serve a first process, and to end
 PROBE = """
 import ctypes
@@ -37,11 +41,11 @@ class MpsError(OSError):
 
 @contextmanager
 def overlapping(per_device: int) -> Iterator[None]:
-    """Processes started inside share their GPUs through MPS, each on 100/per_device percent of a GPU, 25 at least.
+    """Processes started inside share their GPUs through MPS: 2 or 3 with half of one each, more with a quarter.
 
     With a daemon that the surroundings name (CUDA_MPS_PIPE_DIRECTORY) that one serves them, and only the share is set.
     """
-    share = {SHARE: os.environ.get(SHARE) or f"{max(LEAST, 100 / per_device):.4g}"}
+    share = {SHARE: os.environ.get(SHARE) or SHARES.get(per_device, LEAST)}
     if os.environ.get(PIPES):
         with surroundings(share):
             yield

@@ -86,7 +86,7 @@ USERS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class DataDefaults:
-    """What a data set asks for: net, batch, padding of random crops, steps between logged points, a ResNet's stem.
+    """What a data set asks for: net, batch, padding of random crops, steps between logged points, a ResNet's stem, epochs.
 
     recipes, few_bit_recipes: its own, at one bit and at more.
     """
@@ -96,6 +96,7 @@ class DataDefaults:
     pad: int
     log_every: int
     stem: Stem | None = None
+    epochs: int = 100
     recipes: Mapping[str, Recipe] = field(default_factory=dict)
     few_bit_recipes: Mapping[str, Recipe] = field(default_factory=dict)
 
@@ -108,7 +109,13 @@ DATASETS: dict[str, DataDefaults] = {
         pad=0,
         log_every=500,
         stem="tiny",
-        recipes={ROUNDED: Recipe(lr=0.03, alpha=0.05)},
+        epochs=40,
+        recipes={
+            "full-precision": Recipe(lr=0.01, weight_decay=0.3),
+            "proxquant": Recipe(lr=0.03, options={"rate": 2e-4}),
+            "parq": Recipe(lr=0.01, weight_decay=0.02, options={"anneal_end": 0.9}),
+            ROUNDED: Recipe(lr=0.03, alpha=0.05),
+        },
         few_bit_recipes={CAPTURE: replace(LEVEL_FIRST, weight_decay=0.03)},  # without it real weights overfit first
     ),
     "imagenet": DataDefaults("resnet18", batch=512, pad=0, log_every=1250, stem="imagenet"),

@@ -153,10 +153,10 @@ def test_a_half_filled_table_is_filled_and_nothing_is_run_twice(
     half = [row[4] for row in cifar_w1_report.present(load_all(config.out)).tables[0].rows]
     assert half.count("1") == 2 and half.count("0") == 9
     records = cifar_w1.run(config)
-    assert len(records) == 40 and len(grid.asked) == 40
+    assert len(records) == 44 and len(grid.asked) == 44
     (config.out / "cifar-w1-parq-best-1.json").unlink()
     cifar_w1.run(config)
-    assert [job.name for job in grid.asked[40:]] == ["cifar-w1-parq-best-seed1"]
+    assert [job.name for job in grid.asked[44:]] == ["cifar-w1-parq-best-seed1"]
 
 
 def test_records_of_other_settings_are_not_taken_nor_overwritten(

@@ -11,6 +11,7 @@ from image_trees import FakeGrid, cifar_archive, imagenet_tree, made_up, tiny_tr
 
 from askew import cli
 from askew.paper import (
+    cifar_affine,
     cifar_few,
     cifar_long,
     cifar_taught,
@@ -24,6 +25,7 @@ from askew.paper import (
     low_bit_words,
     tiny_low,
 )
+from askew.paper.cifar_affine import CifarAffine
 from askew.paper.cifar_few import CifarFew
 from askew.paper.cifar_long import CifarLong
 from askew.paper.cifar_taught import CifarTaught
@@ -42,6 +44,7 @@ TABLES = {
     "cifar-w1a1": (cifar_w1a1.TABLE, CifarW1A1),
     "cifar-few": (cifar_few.TABLE, CifarFew),
     "cifar-long": (cifar_long.TABLE, CifarLong),
+    "cifar-affine": (cifar_affine.TABLE, CifarAffine),
     "cifar-taught": (cifar_taught.TABLE, CifarTaught),
     "cifar-w1a1-taught": (cifar_w1a1_taught.TABLE, CifarW1A1Taught),
 }
@@ -66,7 +69,7 @@ def test_every_run_has_settings_that_fit(name: str, tmp_path: Path) -> None:
     assert len({(job.row.key, job.seed) for job in jobs if job.row}) == len(jobs) > 0
     expected = sum(table.settings(row, k) is not None for row in table.rows for k in ("paper", "best"))
     assert len(jobs) == config.seeds * expected
-    if name not in ("imagenet-low", "cifar-long", *TAUGHT):
+    if name not in ("imagenet-low", "cifar-long", "cifar-affine", *TAUGHT):
         tried = low_bit.plan(table, kind(tmp_path, search=True, device="cpu"))
         assert len({job.row.key for job in tried if job.row}) == len(tried)
         choices = [len(row.search.tried) for row in table.rows if row.search]
@@ -323,3 +326,25 @@ def test_a_row_decays_weights_only_if_it_says_so(tmp_path: Path) -> None:
             if (settings := tiny_low.TABLE.settings(row, kind)) is not None:
                 job = low_bit.job(tiny_low.TABLE, TinyLow(tmp_path, device="cpu"), row, kind, 0)
                 assert job.recipe.weight_decay == settings.get("weight_decay", 0.0)
+
+
+def test_every_net_of_the_affine_table_has_it_but_one(tmp_path: Path) -> None:
+    jobs = low_bit.plan(cifar_affine.TABLE, CifarAffine(tmp_path, seeds=1, device="cpu"))
+    plain = [job for job in jobs if not job.learns_norms]
+    assert [job.row.key for job in plain if job.row] == ["full-precision-w32a32-plain-best"]
+    like = {job.method: job for job in image_runs.plan(cifar_w1.EXPERIMENT, CifarW1(tmp_path, seeds=1, device="cpu"))}
+    for job in jobs:  # those at the best schedule come last
+        assert job.settings() == like[job.method].settings() and job.passes == 100
+    shown = low_bit_report.present(cifar_affine.TABLE, records("cifar-affine", tmp_path, {}, 1))
+    assert [row[3] for row in shown.tables[0].rows] == ["–", *["0.00"] * (len(jobs) - 1)]
+
+
+def test_tiny_low_has_epochs_of_its_own_at_each_schedule(tmp_path: Path) -> None:
+    jobs = low_bit.plan(tiny_low.TABLE, TinyLow(tmp_path, seeds=1, device="cpu"))
+    found = {(job.row.about["kind"], job.passes, job.score_every) for job in jobs if job.row}
+    assert found == {("paper", 200, 10), ("best", 40, 2)}
+    shown = low_bit_report.present(tiny_low.TABLE, records("tiny-low", tmp_path, {}, 1)).tables[0]
+    at = "200 epochs, batch 512 (the paper's schedule), 40 epochs, batch 512 (its best schedule)"
+    assert shown.title == f"Test accuracy (%), {at}"
+    trial = low_bit.plan(tiny_low.TABLE, TinyLow(tmp_path, seeds=1, epochs=3, device="cpu"))
+    assert {job.passes for job in trial} == {3}

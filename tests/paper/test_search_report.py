@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from askew.paper.images_common import Search, Settings, search_key
-from askew.paper.search_report import Candidate, chosen_briefly, chosen_how, settings_table
+from askew.paper.search_report import Candidate, chosen_briefly, chosen_how, settings_table, with_held_out
+from askew.report.tables import Grid
 from askew.train.record import Record
 
 TRIED = ({"lr": 0.01}, {"lr": 0.03})
@@ -89,3 +91,23 @@ def test_in_short_it_says_in_how_many_rows_the_search_did_not_choose() -> None:
     rows = [candidate(0), candidate(1, method="lsq")]
     assert chosen_briefly(rows, FOUND, "by hand") == f"{how} (not so in 2 of 2 rows)"
     assert chosen_briefly([candidate(1), rows[1]], FOUND, "by hand") == f"{how} (not so in 1 of 2 rows)"
+
+
+def test_where_the_table_is_as_long_as_the_shorter_trials_all_trials_count() -> None:
+    both, found = (*TRIED, *LONG), [*FOUND, tried(LONG[0], 45.0), tried(LONG[1], 65.0)]
+    used = replace(candidate(1, settings=both), as_long=True)
+    assert used.overruled(found[:3]) == ""
+    assert used.overruled(found) == "LUQ (60.00 against 65.00)"
+
+
+def test_the_trial_of_the_setting_in_use_stands_beside_the_table() -> None:
+    grid = Grid(("method", "n"), (("LUQ", "0"), ("LSQ", "0"), ("from a book *", "–")), note="All.", short="Little.")
+    both = [candidate(1), candidate(method="lsq")]
+    assert with_held_out(grid, both, []) is grid
+    shown = with_held_out(grid, both, FOUND)
+    assert shown.heads == ("method", "n", "held-out")
+    assert shown.rows == (("LUQ", "0", "60.00"), ("LSQ", "0", "–"), ("from a book *", "–", "–"))
+    for text, start in ((shown.note, "All."), (shown.short, "Little.")):
+        assert text == f"{start} Held-out: the setting of the best schedule in the search, one run."
+    brief = shown.brief("there")
+    assert [row[0] for row in brief.rows] == ["LUQ", "from a book *"] and "Not run yet: LSQ." in brief.note

@@ -14,7 +14,7 @@ from askew.optim import ASkew, MethodOptimizer
 from askew.report.live import Status
 from askew.train import loop
 from askew.train.config import TrainConfig
-from askew.train.evaluate import reestimate_batchnorm, score
+from askew.train.evaluate import Score, reestimate_batchnorm, score
 from askew.train.loop import Keeper, bits_per_weight, fit, score_snapped, weight_histogram
 from askew.train.record import Record, plain
 from askew.train.source import TensorSource
@@ -263,3 +263,11 @@ def test_an_epoch_that_ends_long_after_the_last_checkpoint_is_kept(tmp_path, mon
     monkeypatch.setattr(loop, "save", lambda path, *_: names.append(path.name))
     trained(keeper=Keeper(tmp_path, every_epochs=100, every_seconds=seconds))
     assert names.count("last.pt") == written
+
+
+def test_a_test_loss_that_is_not_finite_is_said_aloud(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    monkeypatch.setattr(loop, "score_snapped", lambda *parts: Score(0.5, float("nan"), None))
+    record = trained()[2]
+    said = "after epoch 3 the loss of the snapped net on the test images is nan"
+    assert said in [one.getMessage() for one in caplog.records]
+    assert plain(record.summary)["test_loss"] is None

@@ -86,7 +86,7 @@ USERS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class DataDefaults:
-    """What a data set asks for: net, batch, padding of random crops, steps between logged points, a ResNet's stem, epochs.
+    """What a data set asks for: net, batch, padding of crops, steps between logged points, a ResNet's stem, epochs.
 
     recipes, few_bit_recipes: its own, at one bit and at more.
     """

@@ -4,7 +4,7 @@ A small model of `tiny-w1` and `tiny-low`: ResNet-18 with a 7x7 first layer and 
 mirror images only, so that a net can learn its training images by heart. Two cores make the table in two hours, with
 several seeds and a search for every row. The last layer stays in full precision. Weights of one bit are held in
 [-1, 1], or have a scale, in which case weight decay settles their size; which of the two is part of the search, for
-rivals as for ours, as AdamW's decay is.
+rivals as for ours, as AdamW's decay is. Nets with one-bit activations have affine BatchNorm, all others none.
 """
 
 from __future__ import annotations
@@ -72,6 +72,18 @@ FOUR_BITS = {
     "askew-level-first-rounded": Search(each(FOUR, **CAPTURE, form="symmetric"), chosen=0),
     "askew-level-first-reversible": Search(each(FOUR, **AGAIN, form="symmetric"), chosen=1),
 }
+AFFINE: Settings = {"affine": True}  # a sign's threshold is then the net's choice
+FEW_SCALED = tuple(SCALED[i] for i in (0, 2, 3))
+SIGNS = {
+    "binaryconnect": Search(each(({"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}, *FEW_SCALED), **AFFINE)),
+    "parq": Search(each(FOUR, **LATE, **AFFINE)),
+    "adaste": Search(each(({"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}), **AFFINE)),
+    "askew-level-first": Search(each(({"lr": 0.03}, {"lr": 0.1}, *FEW_SCALED[1:]), **CAPTURE, **AFFINE)),
+    "askew-level-first-rounded": Search(
+        each(({"lr": 0.1}, {"lr": 0.3}, *FEW_SCALED[1:]), **{**CAPTURE, **COLD}, **AFFINE),
+    ),
+    "askew-level-first-reversible": Search(each(({"lr": 0.03}, {"lr": 0.1}, *FEW_SCALED), **AGAIN, **AFFINE)),
+}
 
 
 def rows(widths: Widths, searches: dict[str, Search]) -> tuple[Row, ...]:
@@ -96,6 +108,8 @@ TABLE = LowBit(
         *rows("w1a32", ONE_BIT),
         *rows("w2a4", FEW_BITS),
         *rows("w4a4", FOUR_BITS),
+        Row("full-precision", "w32a1", None, Search(each(FOUR, **AFFINE))),
+        *rows("w1a1", SIGNS),
     ),
     {},
     "none",

@@ -9,7 +9,7 @@ from askew.paper.images_common import KINDS, Kind, Settings
 from askew.paper.images_rows import Place, gap, gathered, score_of
 from askew.paper.images_rows import Rows as Runs
 from askew.paper.images_words import GAP, best_words, data_words, gap_words, net_words, place_words
-from askew.paper.low_bit import FULL, LowBit, Row
+from askew.paper.low_bit import FULL, LowBit, Row, named
 from askew.report.runs import Stat, unique
 from askew.train.record import Record
 
@@ -50,7 +50,8 @@ def norm_words(table: LowBit) -> str:
         return f"no biases but those of BatchNorm, which has {learnt}"
     if all(row.search and row.search.winner.get("affine") for row in rows):
         return f"no biases but those of BatchNorm, which has {learnt}, full precision's without affine"
-    return "no biases, BatchNorm without affine"
+    some = unique(named(row.widths) for row in table.rows if row.search and row.search.winner.get("affine"))
+    return "no biases, BatchNorm without affine" + (f", but at {' and '.join(some)} with {learnt}" if some else "")
 
 
 def lead(table: LowBit, runs: Runs) -> str:

@@ -203,7 +203,10 @@ def test_cifar_few_from_an_archive_to_the_table(tmp_path: Path) -> None:
     out = small(tmp_path, "cifar-few", data, *size, "--search", "--holdout", 20)
     tried = [load(path) for path in out.glob("*.json")]
     assert {(r.config["train_images"], r.config["test_images"]) for r in tried} == {(40, 20)}
-    assert len(tried) == len(cifar_few.TABLE.full.search.tried) and {r.config["model"] for r in tried} == {"resnet18"}  # pyright: ignore
+    settings = [
+        one for row in cifar_few.TABLE.rows if row.method == "full-precision" and row.search for one in row.search.tried
+    ]
+    assert len(tried) == len(settings) and {r.config["model"] for r in tried} == {"resnet18"}
     small(tmp_path, "cifar-few", data, *size)
     record = load(out / "cifar-few-full-precision-w32a32-best-0.json")
     assert (record.config["train_images"], record.config["test_images"], record.config["width"]) == (40, 20, 16)
@@ -267,6 +270,11 @@ def test_a_table_says_which_batchnorm_its_nets_have(tmp_path: Path) -> None:
     assert f"{learnt})" in leads["cifar-w1a1-taught"]
     plain = low_bit_report.present(TABLES["cifar-w1a1"][0], records("cifar-w1a1", tmp_path, {}, 1)).lead
     assert "no biases, BatchNorm without affine)" in plain
+
+
+def test_a_table_names_the_widths_whose_nets_have_affine_batchnorm(tmp_path: Path) -> None:
+    lead = low_bit_report.present(cifar_few.TABLE, records("cifar-few", tmp_path, {}, 1)).lead
+    assert "BatchNorm without affine, but at W32/A1 and W1/A1 with a learnt scale and bias for each channel)" in lead
 
 
 def test_taught_rows_are_compared_with_one_another(tmp_path: Path) -> None:

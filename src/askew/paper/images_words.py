@@ -8,7 +8,7 @@ from typing import Any
 from askew.paper.best_epochs import best_of
 from askew.paper.images_common import OURS, Experiment, Kind
 from askew.paper.images_rows import Rows, gap, score_of
-from askew.report.runs import Stat, apart, unique
+from askew.report.runs import Stat, apart, so_far, unique
 from askew.report.style import look
 from askew.train.recipes import WIDTHS
 from askew.train.record import Record
@@ -35,7 +35,7 @@ def lead(experiment: Experiment, rows: Rows) -> str:
     return (
         f"The same net ({nets}; no biases, BatchNorm without affine) in full precision and "
         f"with weights of -1 and +1, trained by {len(experiment.contenders) - 1} methods with Adam, for each seed from "
-        f"the same initial weights{'; in full precision stays ' + ', '.join(left) if left else ''}. {done} runs so far."
+        f"the same initial weights{'; in full precision stays ' + ', '.join(left) if left else ''}. {so_far(done)}."
     )
 
 

@@ -10,7 +10,7 @@ from askew.paper.images_rows import Place, gap, gathered, score_of
 from askew.paper.images_rows import Rows as Runs
 from askew.paper.images_words import GAP, best_words, data_words, gap_words, net_words, place_words
 from askew.paper.low_bit import FULL, LowBit, Row, named
-from askew.report.runs import Stat, unique
+from askew.report.runs import Stat, so_far, unique
 from askew.train.record import Record
 
 
@@ -61,7 +61,7 @@ def lead(table: LowBit, runs: Runs) -> str:
     return (
         f"The same net ({net_words(some)}; {norm_words(table)}) at several widths of "
         "weights (W) and activations (A), trained with Adam, for each seed from the same initial weights"
-        f"{'; in full precision stays ' + left if left else ''}. {len(some)} runs so far."
+        f"{'; in full precision stays ' + left if left else ''}. {so_far(len(some))}."
     )
 
 

@@ -43,6 +43,11 @@ def stat(values: Sequence[float]) -> Stat | None:
     return Stat(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
 
+def so_far(count: int) -> str:
+    """'1 run so far', '2 runs so far'."""
+    return f"{count} run{'' if count == 1 else 's'} so far"
+
+
 def apart(a: Stat, b: Stat) -> str:
     """How far two means lie apart, and how far to trust it: '0.40 points (standard error 0.10)'.
 

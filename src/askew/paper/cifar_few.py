@@ -75,15 +75,25 @@ FOUR_BITS = {
 AFFINE: Settings = {"affine": True}  # a sign's threshold is then the net's choice
 GENTLE = tuple({"lr": lr, "weight_decay": 0.01} for lr in (0.03, 0.1))  # such nets fall short of their training images
 FEW_SCALED = (*(SCALED[i] for i in (0, 2, 3)), *each(GENTLE, scale="abs-mean"))
+LATER: Settings = {**AGAIN, "end": 0.9}  # as late as PARQ
 SIGNS = {
-    "binaryconnect": Search(each(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}, *FEW_SCALED), **AFFINE)),
-    "parq": Search(each((*FOUR, *GENTLE), **LATE, **AFFINE)),
-    "adaste": Search(each(({"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}), **AFFINE)),
-    "askew-level-first": Search(each(({"lr": 0.03}, {"lr": 0.1}, *FEW_SCALED[1:4]), **CAPTURE, **AFFINE)),
+    "binaryconnect": Search(
+        each(({"lr": 0.01}, {"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}, *FEW_SCALED), **AFFINE), chosen=6
+    ),
+    "parq": Search(each((*FOUR, *GENTLE), **LATE, **AFFINE), chosen=2),
+    "adaste": Search(each(({"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}), **AFFINE), chosen=1),
+    "askew-level-first": Search(each(({"lr": 0.03}, {"lr": 0.1}, *FEW_SCALED[1:4]), **CAPTURE, **AFFINE), chosen=1),
     "askew-level-first-rounded": Search(
         each(({"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}, *FEW_SCALED[1:4]), **{**CAPTURE, **COLD}, **AFFINE),
+        chosen=5,
     ),
-    "askew-level-first-reversible": Search(each(({"lr": 0.03}, {"lr": 0.1}, *FEW_SCALED), **AGAIN, **AFFINE)),
+    "askew-level-first-reversible": Search(
+        (
+            *each(({"lr": 0.03}, {"lr": 0.1}, *FEW_SCALED), **AGAIN, **AFFINE),
+            *each((FEW_SCALED[1], FEW_SCALED[3]), **LATER, **AFFINE),
+        ),
+        chosen=5,
+    ),
 }
 
 
@@ -109,7 +119,7 @@ TABLE = LowBit(
         *rows("w1a32", ONE_BIT),
         *rows("w2a4", FEW_BITS),
         *rows("w4a4", FOUR_BITS),
-        Row("full-precision", "w32a1", None, Search(each((*FOUR, *GENTLE), **AFFINE))),
+        Row("full-precision", "w32a1", None, Search(each((*FOUR, *GENTLE), **AFFINE), chosen=2)),
         *rows("w1a1", SIGNS),
     ),
     {},

@@ -55,38 +55,22 @@ ONE_BIT = {
         chosen=5,
     ),
 }
-CHANNEL: Settings = {"per": "channel"}  # a scale for each, where a method does not find its own levels
 FEW_BITS = {
-    "luq": Search((*each(RATES, form="symmetric"), *each(RATES[2:3], form="symmetric", **CHANNEL)), chosen=2),
-    "lsq": Search((*each(RATES, form="symmetric"), *each(RATES[2:3], form="symmetric", **CHANNEL)), chosen=2),
+    "luq": Search(each(RATES, form="symmetric"), chosen=2),
+    "lsq": Search(each(RATES, form="symmetric"), chosen=2),
     "parq": Search(each(RATES, **LATE), chosen=2),
-    "askew-level-first": Search(
-        (*each(RATES, **CAPTURE, form="symmetric"), *each(RATES[4:5], **CAPTURE, form="symmetric", **CHANNEL)),
-        chosen=4,
-    ),
-    "askew-level-first-rounded": Search(
-        (*each(RATES, **CAPTURE, form="symmetric"), *each(RATES[1:2], **CAPTURE, form="symmetric", **CHANNEL)),
-        chosen=1,
-    ),
-    "askew-level-first-reversible": Search(
-        (*each(RATES, **AGAIN, form="symmetric"), *each(RATES[1:3], **AGAIN, form="symmetric", **CHANNEL)),
-        chosen=1,
-    ),
+    "askew-level-first": Search(each(RATES, **CAPTURE, form="symmetric"), chosen=4),
+    "askew-level-first-rounded": Search(each(RATES, **CAPTURE, form="symmetric"), chosen=1),
+    "askew-level-first-reversible": Search(each(RATES, **AGAIN, form="symmetric"), chosen=1),
 }
 FOUR = tuple(DECAYS[i] for i in (0, 1, 3))  # at four bits: the learning rates and decays that were good at two
 FOUR_BITS = {
-    "luq": Search((*each(FOUR, form="symmetric"), *each(FOUR[1:2], form="symmetric", **CHANNEL)), chosen=1),
-    "lsq": Search((*each(FOUR, form="symmetric"), *each(FOUR[1:2], form="symmetric", **CHANNEL)), chosen=1),
+    "luq": Search(each(FOUR, form="symmetric"), chosen=1),
+    "lsq": Search(each(FOUR, form="symmetric"), chosen=1),
     "parq": Search(each(FOUR, **LATE), chosen=1),
-    "askew-level-first": Search(
-        (*each(FOUR, **CAPTURE, form="symmetric"), *each(FOUR[:1], **CAPTURE, form="symmetric", **CHANNEL)), chosen=0
-    ),
-    "askew-level-first-rounded": Search(
-        (*each(FOUR, **CAPTURE, form="symmetric"), *each(FOUR[:1], **CAPTURE, form="symmetric", **CHANNEL)), chosen=0
-    ),
-    "askew-level-first-reversible": Search(
-        (*each(FOUR, **AGAIN, form="symmetric"), *each(FOUR[1:2], **AGAIN, form="symmetric", **CHANNEL)), chosen=1
-    ),
+    "askew-level-first": Search(each(FOUR, **CAPTURE, form="symmetric"), chosen=0),
+    "askew-level-first-rounded": Search(each(FOUR, **CAPTURE, form="symmetric"), chosen=0),
+    "askew-level-first-reversible": Search(each(FOUR, **AGAIN, form="symmetric"), chosen=1),
 }
 AFFINE: Settings = {"affine": True}  # a sign's threshold is then the net's choice
 GENTLE = tuple({"lr": lr, "weight_decay": 0.01} for lr in (0.03, 0.1))  # such nets fall short of their training images

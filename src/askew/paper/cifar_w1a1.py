@@ -47,7 +47,12 @@ TABLE = LowBit(
             Search((*bumps(0.03, 0.06, alpha=0.05), *bumps(0.03, alpha=0.05, **EARLY)), chosen=6),
         ),
         Row("askew-level-first-rounded", "w1a1", None, Search(bumps(0.01, 0.03, alpha=0.05, **COLD), chosen=3)),
-        Row("askew-level-first-reversible", "w1a1", None, Search(bumps(0.01, 0.03, **AGAIN), chosen=3)),
+        Row(
+            "askew-level-first-reversible",
+            "w1a1",
+            None,
+            Search((*bumps(0.01, 0.03, **AGAIN), *bumps(0.03, weight_decay=0.01, scale="abs-mean", **AGAIN)), chosen=6),
+        ),
     ),
     {},
     "learning rate halved at 20% and 40% of the run",

@@ -20,7 +20,8 @@ from askew.train.grid_job import OnJob
 from askew.train.record import Record
 
 WINNERS = {row.key: Search((row.search.winner,)) for row in cifar_w1a1.TABLE.rows if row.search}
-METHODS = ("binaryconnect", "parq", "adaste", "askew-level-first", "askew-level-first-rounded")
+OURS = tuple(f"askew-level-first{form}" for form in ("", "-rounded", "-reversible"))
+METHODS = ("binaryconnect", "parq", "adaste", *OURS)
 
 TABLE = LowBit(
     "cifar-w1a1-taught",

@@ -7,6 +7,7 @@ random grid (`--gradient-bits`) have the scale of the whole batch, but each proc
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 from collections.abc import Iterator
@@ -90,6 +91,7 @@ def joined(device: torch.device) -> Iterator[World]:
         yield world()
         dist.barrier()  # nobody hangs up while another one still works
     finally:
+        gc.collect()  # a net in a cycle of references would keep the group, whose threads may not outlive the process
         dist.destroy_process_group()
 
 

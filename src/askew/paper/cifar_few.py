@@ -1,7 +1,7 @@
 """One, two and four bits a weight where images are few: 5,000 of CIFAR-10's, on a CPU, every method with its search.
 
 A small model of `tiny-w1` and `tiny-low`: ResNet-18 with a 7x7 first layer and a pool, at a quarter of its width,
-mirror images only, so that a net can learn its training images by heart. Two cores make the table in two hours, with
+mirror images only, so that a net can learn its training images by heart. Two cores make the table in three hours, with
 several seeds and a search for every row. The last layer stays in full precision. Weights of one bit are held in
 [-1, 1], or have a scale, in which case weight decay settles their size; which of the two is part of the search, for
 rivals as for ours, as AdamW's decay is. Nets with one-bit activations have affine BatchNorm, all others none.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from image_kit import pictures, small_job
 from torch import nn
@@ -28,6 +28,7 @@ def test_the_error_is_that_of_the_product_along_the_signs(n: int, k: int, m: int
     a, b, off = torch.randn(n, k).double(), torch.randn(k, m).double(), torch.randn(n, m).double()
     signs = torch.randn(m).sign().double()
     exact = a @ b
+    assume((exact @ signs).norm() > 0.1)  # float32 leaves nothing of what has cancelled
     assert product_error(exact, a, b, signs) <= 1e-3 * (1 + 1 / (exact @ signs).norm())  # which float32 leaves of it
     want = (off @ signs).norm() / (exact @ signs).norm()
     torch.testing.assert_close(product_error(exact + off, a, b, signs).double(), want, rtol=1e-2, atol=1e-3)

@@ -55,23 +55,28 @@ ONE_BIT = {
         chosen=5,
     ),
 }
-FEW_BITS = {
-    "luq": Search(each(RATES, form="symmetric"), chosen=2),
-    "lsq": Search(each(RATES, form="symmetric"), chosen=2),
-    "parq": Search(each(RATES, **LATE), chosen=2),
-    "askew-level-first": Search(each(RATES, **CAPTURE, form="symmetric"), chosen=4),
-    "askew-level-first-rounded": Search(each(RATES, **CAPTURE, form="symmetric"), chosen=1),
-    "askew-level-first-reversible": Search(each(RATES, **AGAIN, form="symmetric"), chosen=1),
+SYMMETRIC: Settings = {"form": "symmetric"}
+BESIDE_RATES: dict[str, Settings] = {  # what each method has at two and four bits
+    "luq": SYMMETRIC,
+    "lsq": SYMMETRIC,
+    "parq": LATE,
+    "askew-level-first": {**CAPTURE, **SYMMETRIC},
+    "askew-level-first-rounded": {**CAPTURE, **SYMMETRIC},
+    "askew-level-first-reversible": {**AGAIN, **SYMMETRIC},
 }
+
+
+def few_bits(rates: Sequence[Settings], *chosen: int) -> dict[str, Search]:
+    """Each method's search over these rates, with the places of the chosen ones."""
+    return {
+        method: Search(each(rates, **more), chosen=place)
+        for (method, more), place in zip(BESIDE_RATES.items(), chosen, strict=True)
+    }
+
+
+FEW_BITS = few_bits(RATES, 2, 2, 2, 4, 1, 1)
 FOUR = tuple(DECAYS[i] for i in (0, 1, 3))  # at four bits: the learning rates and decays that were good at two
-FOUR_BITS = {
-    "luq": Search(each(FOUR, form="symmetric"), chosen=1),
-    "lsq": Search(each(FOUR, form="symmetric"), chosen=1),
-    "parq": Search(each(FOUR, **LATE), chosen=1),
-    "askew-level-first": Search(each(FOUR, **CAPTURE, form="symmetric"), chosen=0),
-    "askew-level-first-rounded": Search(each(FOUR, **CAPTURE, form="symmetric"), chosen=0),
-    "askew-level-first-reversible": Search(each(FOUR, **AGAIN, form="symmetric"), chosen=1),
-}
+FOUR_BITS = few_bits(FOUR, 1, 1, 1, 0, 0, 1)
 AFFINE: Settings = {"affine": True}  # a sign's threshold is then the net's choice
 GENTLE = tuple({"lr": lr, "weight_decay": 0.01} for lr in (0.03, 0.1))  # such nets fall short of their training images
 FEW_SCALED = (*(SCALED[i] for i in (0, 2, 3)), *each(GENTLE, scale="abs-mean"))

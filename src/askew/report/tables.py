@@ -42,9 +42,7 @@ class Grid:
             raise ValueError(f"table {self.title!r}: {len(self.heads)} columns, but a row is {wrong[0]}")
 
     def brief(self, whole: str) -> Grid:
-        """For a README: without the rows of which nothing has run (every column n has 0, no search either).
-
-        With the short note.
+        """For a README, with the short note: without rows of which nothing has run (every n is 0, no search either).
 
         whole: where the table stands with all its rows.
         """

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from askew.paper import low_bit
 from askew.paper.image_runs import ImageTable
-from askew.paper.images_common import AGAIN, COLD, EARLY, Search, Settings
+from askew.paper.images_common import AGAIN, COLD, EARLY, Search, Settings, each
 from askew.paper.low_bit import LowBit, Row, Widths
 from askew.train.grid_job import OnJob
 from askew.train.record import Record
@@ -26,10 +26,6 @@ DECAYS: tuple[Settings, ...] = tuple(
     for lr, decay in ((0.01, 0.1), (0.01, 0.3), (0.01, 1.0), (0.03, 0.03), (0.03, 0.1), (0.03, 0.3))
 )  # learning rates with AdamW's decay
 RATES: tuple[Settings, ...] = ({"lr": 0.01}, *DECAYS)
-
-
-def each(rates: Sequence[Settings], **more: Any) -> tuple[Settings, ...]:
-    return tuple({**rate, **more} for rate in rates)
 
 
 SCALED = each(DECAYS[1:], scale="abs-mean")  # one bit, free in size

@@ -6,7 +6,7 @@ own best (cosine; its settings are the best of a search that is part of the tabl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -51,6 +51,11 @@ class Search:
     def winner(self) -> Settings:
         """The chosen setting; its runs have the epochs of the table."""
         return {k: v for k, v in self.tried[self.chosen].items() if k != "epochs"}
+
+
+def each(rates: Sequence[Settings], **more: Any) -> tuple[Settings, ...]:
+    """Each of these settings with more beside it."""
+    return tuple({**rate, **more} for rate in rates)
 
 
 def unnamed(method: str, schedule: str) -> Settings:

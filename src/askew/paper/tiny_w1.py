@@ -111,6 +111,7 @@ SEARCHES = {  # TinyImageNet's own
         (
             {"lr": 0.01, "weight_decay": 0.1, "scale": "abs-mean", **AGAIN},
             {"lr": 0.01, "weight_decay": 0.3, "scale": "abs-mean", **AGAIN},
+            {"lr": 0.03, **AGAIN},
         ),
         chosen=0,
     ),

@@ -192,9 +192,10 @@ def test_a_stagger_of_zero_is_not_told() -> None:
     assert "stagger" not in LevelFirst().describe() and LevelFirst(stagger=0.5).describe()["stagger"] == 0.5
 
 
-def test_reversible_capture_freezes_scales_at_its_end_and_is_not_told_where_it_is_not_asked_for() -> None:
+def test_reversible_capture_freezes_no_scales_and_is_not_told_where_it_is_not_asked_for() -> None:
     schedule = LevelFirst(start=0.2, end=0.7, reversible=True)
-    assert [schedule.freezes_scales(Clock(step, 100)) for step in (20, 69, 70)] == [False, False, True]
+    assert [schedule.freezes_scales(Clock(step, 100)) for step in (20, 69, 70, 98)] == [False] * 4
+    assert LevelFirst(start=0.2, end=0.7).freezes_scales(Clock(20, 100))
     assert [schedule.started(Clock(step, 100)) for step in (19, 20)] == [False, True]
     assert schedule.value(Clock(45, 100)) == LevelFirst(start=0.2, end=0.7).value(Clock(45, 100)) == 0.5
     assert "reversible" not in LevelFirst().describe() and schedule.describe()["reversible"]

@@ -40,7 +40,7 @@ def test_a_captured_weight_leaves_and_changes_its_sign_where_plain_level_first_s
 @pytest.mark.parametrize("kind", ["sawb", "abs-mean"])
 @pytest.mark.parametrize("levels", LEVELS, ids=lambda x: x.name)
 def test_steps_are_the_oracles(levels: LevelSet, kind) -> None:
-    """u <- u - lr g(shown(u)); the scale follows u until the end of the capture, then it is the same for good."""
+    """u <- u - lr g(shown(u)); the scale follows u to the last step, which keeps what it finds."""
     generator = torch.Generator().manual_seed(3)
     u = torch.randn(40, generator=generator, dtype=torch.float64)
     target = torch.randn(40, generator=generator, dtype=torch.float64)
@@ -53,7 +53,7 @@ def test_steps_are_the_oracles(levels: LevelSet, kind) -> None:
         opt.zero_grad()
         ((w - target) ** 2).sum().backward()
         opt.step()
-        if k == 14:  # .7 of 20 steps
+        if k == TOTAL - 1:
             frozen = scale_of(u, levels, kind)
         u = u - 0.1 * 2 * (shown - target)
         s = scale_of(u, levels, kind) if frozen is None else frozen

@@ -145,7 +145,7 @@ def test_resume_is_bit_exact_across_the_freeze(form, width, kind, per, cut):
     go(whole_model, whole, range(TOTAL))
     model, opt = low_bit(WIDTHS[width], FORMS[form], kind, per)
     go(model, opt, range(cut))
-    assert any("scale" in m for m in opt._memory.values()) == (cut > FREEZE)
+    assert any("scale" in m for m in opt._memory.values()) == (cut > FREEZE and form != "reversible")
     file = io.BytesIO()
     torch.save({"model": model.state_dict(), "optimizer": opt.state_dict()}, file)
     file.seek(0)

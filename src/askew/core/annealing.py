@@ -263,7 +263,7 @@ class LevelFirst(Annealing):
     reversible: a captured weight may leave again. The network computes with captured weights at their levels and with
     the others as they are; the optimizer goes on with a second copy that no level holds, its gradient that at the
     shown weights. So signs may change until the end of the run, where plain level-first settles them at the first
-    touch; adaptive scales follow the weights until `end`.
+    touch; adaptive scales follow the weights to the last step, for weight decay goes on too.
 
     stagger: layers are captured one after another, so that those still free adapt to those captured. A group whose
     `turn` is 0 begins at once, one whose turn is 1 after this part of the way; each then takes the rest of it:
@@ -314,8 +314,8 @@ class LevelFirst(Annealing):
         return clock.step >= clock.at(self.start, "start")
 
     def freezes_scales(self, clock: Clock, memory: dict[str, float] | None = None) -> bool:
-        """When capture begins; a reversible one holds nothing, so its scales may follow until all are captured."""
-        return clock.step >= clock.at(self.end, "end") if self.reversible else self.started(clock, memory)
+        """When capture begins; a reversible one holds nothing, so its scales follow to the end of the run."""
+        return not self.reversible and self.started(clock, memory)
 
     def largest(self) -> float:
         return 1.0

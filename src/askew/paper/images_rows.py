@@ -38,13 +38,16 @@ def gathered(table: str, key: str, settings: Mapping[Place, Settings], records: 
 def check(records: Sequence[Record], settings: Settings) -> None:
     """ValueError if the records of a row were not made with these settings, or differ in others.
 
-    Their epochs may be others than the row's, as in a trial (--epochs), but must be alike. A setting that is None, or
+    Their epochs may be others than the row's, and their batch where they have fewer images, as in a trial, but must be
+    alike. A setting that is None, or
     False, and one that a record does not have, since it is older than the setting, are the same; a record older than
     `data_digest` may have been made with any images.
     """
     for record in records:
         known = {**(record.config["annealing"] or {}), **record.config["options"], **record.config}
-        other = [k for k, v in flat(settings).items() if k != "epochs" and known.get(k) != (None if v is False else v)]
+        known["batch"] = known["batch_size"]
+        free = ("epochs", "batch") if known["images"] else ("epochs",)
+        other = [k for k, v in flat(settings).items() if k not in free and known.get(k) != (None if v is False else v)]
         if other:
             raise ValueError(
                 f"record {record.name} has {other[0]} {known.get(other[0])!r}, its row now has "

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from askew.paper.best_epochs import best_of
-from askew.paper.images_common import OURS, Experiment, Kind
+from askew.paper.images_common import KINDS, OURS, Experiment, Kind
 from askew.paper.images_rows import Rows, gap, score_of
 from askew.report.runs import Stat, apart, so_far, unique
 from askew.report.style import look
@@ -53,7 +53,11 @@ def note(rows: Rows, how: str) -> str:
 
 def made(rows: Rows) -> str:
     """Epochs and batch of a table, from the records; by kind of schedule where they differ."""
-    found = unique((length(own), kind) for (_, kind), own in rows.items() if own)
+    found = [
+        (length(own), kind)
+        for kind in KINDS
+        if (own := [r for (_, k), some in rows.items() if k == kind for r in some])
+    ]
     shapes = unique(shape for shape, _ in found)
     if len(shapes) < 2:
         return "".join(f", {shape}" for shape in shapes)
@@ -61,9 +65,11 @@ def made(rows: Rows) -> str:
 
 
 def length(records: Sequence[Record]) -> str:
-    """Epochs and batch of the records of a row."""
-    found = unique((r.config["epochs"], r.config["batch_size"]) for r in records)
-    return " and ".join(f"{epochs} epochs, batch {batch}" for epochs, batch in found)
+    """Epochs and batch of these records: 40 epochs, batch 100 or 512."""
+    epochs, batches = (
+        " or ".join(map(str, sorted({r.config[name] for r in records}))) for name in ("epochs", "batch_size")
+    )
+    return f"{epochs} epochs, batch {batches}"
 
 
 def data_words(configs: Sequence[Mapping[str, Any]]) -> str:

@@ -24,7 +24,6 @@ from askew.train.grid_job import OnJob
 from askew.train.record import Record
 
 DECAYS: tuple[Settings, ...] = tuple({"lr": 0.01, "weight_decay": decay} for decay in (0.1, 0.3, 1.0))
-QUICK: Settings = {"lr": 0.03, "weight_decay": 0.1}
 SYMMETRIC: Settings = {"form": "symmetric"}
 PAPER: Settings = {"lr": 0.06}
 
@@ -44,16 +43,16 @@ def pulled(rates: Sequence[Settings], *chosen: int) -> dict[str, Search]:
 
 TWO_BITS = {
     **pulled(DECAYS, 0, 1, 1, 1),
-    "askew": Search(each(({"lr": 0.03}, DECAYS[1], QUICK), alpha=0.5, **SYMMETRIC)),
-    "askew-level-first": Search(tuple(map(captured, ({"lr": 0.03, "weight_decay": 0.03}, QUICK, *DECAYS[1:])))),
-    "askew-level-first-rounded": Search(tuple(map(captured, (QUICK, DECAYS[1])))),
-    "askew-level-first-reversible": Search(each((*DECAYS[1:], QUICK), **SYMMETRIC, **AGAIN)),
+    "askew": Search(each(({"lr": 0.03}, DECAYS[1]), alpha=0.5, **SYMMETRIC)),
+    "askew-level-first": Search(tuple(map(captured, ({"lr": 0.03, "weight_decay": 0.03}, *DECAYS[:2])))),
+    "askew-level-first-rounded": Search(tuple(map(captured, DECAYS[:2]))),
+    "askew-level-first-reversible": Search(each(DECAYS[1:], **SYMMETRIC, **AGAIN)),
 }
 FOUR_BITS = {
     **pulled(DECAYS[1:], 0, 0, 0, 0),
     "askew": Search(each(({"lr": 0.03}, DECAYS[1]), alpha=0.5, **SYMMETRIC)),
-    "askew-level-first": Search(tuple(map(captured, (QUICK, DECAYS[1])))),
-    "askew-level-first-rounded": Search(tuple(map(captured, (QUICK, DECAYS[1])))),
+    "askew-level-first": Search(tuple(map(captured, DECAYS[:2]))),
+    "askew-level-first-rounded": Search(tuple(map(captured, DECAYS[:2]))),
     "askew-level-first-reversible": Search(each(DECAYS[1:], **SYMMETRIC, **AGAIN)),
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 from askew.models.resnet import Stem
 from askew.paper import cifar_w1, image_runs
 from askew.paper.image_runs import ImageTable
-from askew.paper.images_common import AGAIN, COLD, EARLY, Contender, Experiment, Search, Settings
+from askew.paper.images_common import AGAIN, COLD, EARLY, Contender, Experiment, Search, Settings, each
 from askew.train.grid_job import OnJob
 from askew.train.record import Record
 
@@ -27,6 +27,10 @@ VALUES = {
 }
 EPOCHS = 40  # at the best schedule, as in its search
 LONG: Settings = {"epochs": 100}  # a trial as long as the paper's runs
+BIG: Settings = {"batch": 512}  # as in tiny-low; a step of decay then has five times as many images behind it
+STRONG = ({"lr": 0.01, "weight_decay": 0.5, **BIG}, {"lr": 0.01, "weight_decay": 1.0, **BIG})
+SCALED: Settings = {"scale": "abs-mean"}
+LATE: Settings = {"options": {"anneal_end": 0.9}}
 CAPTURE: Settings = {"alpha": 0.05, "start": 0.5, **EARLY}
 SEARCHES = {  # TinyImageNet's own
     "full-precision": Search(
@@ -40,6 +44,7 @@ SEARCHES = {  # TinyImageNet's own
             {"lr": 0.01, "weight_decay": 0.3, **LONG},
             {"lr": 0.01, "weight_decay": 0.3},
             {"lr": 0.01, "weight_decay": 1.0},
+            *STRONG,
         ),
         chosen=7,
     ),
@@ -51,7 +56,9 @@ SEARCHES = {  # TinyImageNet's own
             {"lr": 0.1},
             {"lr": 0.06, **LONG},
             {"lr": 0.03, "weight_decay": 0.03, **LONG},
-            {"lr": 0.01, "weight_decay": 0.3, "scale": "abs-mean"},
+            {"lr": 0.01, "weight_decay": 0.1, **SCALED},
+            {"lr": 0.06, **BIG},
+            *each(STRONG, **SCALED),
         ),
         chosen=1,
     ),
@@ -67,16 +74,17 @@ SEARCHES = {  # TinyImageNet's own
     ),
     "parq": Search(
         (
-            {"lr": 0.01, "options": {"anneal_end": 0.9}},
-            {"lr": 0.03, "options": {"anneal_end": 0.9}},
-            {"lr": 0.06, "options": {"anneal_end": 0.9}},
-            {"lr": 0.01, "weight_decay": 0.02, "options": {"anneal_end": 0.9}},
-            {"lr": 0.01, "weight_decay": 0.1, "options": {"anneal_end": 0.9}, **LONG},
-            {"lr": 0.01, "weight_decay": 0.3, "options": {"anneal_end": 0.9}, **LONG},
-            {"lr": 0.01, "weight_decay": 0.1, "options": {"anneal_end": 0.9}},
-            {"lr": 0.01, "weight_decay": 0.3, "options": {"anneal_end": 0.9}},
+            {"lr": 0.01, **LATE},
+            {"lr": 0.03, **LATE},
+            {"lr": 0.06, **LATE},
+            {"lr": 0.01, "weight_decay": 0.02, **LATE},
+            {"lr": 0.01, "weight_decay": 0.1, **LATE, **LONG},
+            {"lr": 0.01, "weight_decay": 0.3, **LATE, **LONG},
+            {"lr": 0.01, "weight_decay": 0.1, **LATE},
+            {"lr": 0.01, "weight_decay": 0.3, **LATE},
+            *each(STRONG, **LATE),
         ),
-        chosen=3,
+        chosen=6,
     ),
     "md-tanh": Search(
         tuple({"lr": lr, "options": {"beta": 1.0, "growth": 1.1}} for lr in (0.01, 0.03, 0.06)),
@@ -99,19 +107,22 @@ SEARCHES = {  # TinyImageNet's own
             {"lr": 0.03, "alpha": 0.05, "start": 0.5, **EARLY},
             {"lr": 0.06, "alpha": 0.05, "start": 0.5, **EARLY},
             {"lr": 0.03, "alpha": 0.05, "start": 0.3, **EARLY},
-            {"lr": 0.03, "alpha": 0.05, "start": 0.5, **EARLY, "scale": "abs-mean", "weight_decay": 0.03},
-            {"lr": 0.03, "alpha": 0.05, "start": 0.5, **EARLY, "scale": "abs-mean", "weight_decay": 0.1},
+            {"lr": 0.03, "alpha": 0.05, "start": 0.5, **EARLY, **SCALED, "weight_decay": 0.03},
+            {"lr": 0.03, "alpha": 0.05, "start": 0.5, **EARLY, **SCALED, "weight_decay": 0.1},
             {"lr": 0.03, **CAPTURE, "start": 0.3, **LONG},
             {"lr": 0.06, **CAPTURE, **LONG},
-            {"lr": 0.03, **CAPTURE, "scale": "abs-mean", "weight_decay": 0.03, **LONG},
+            {"lr": 0.03, **CAPTURE, **SCALED, "weight_decay": 0.03, **LONG},
+            {"lr": 0.06, **CAPTURE, **BIG},
+            {**STRONG[0], **CAPTURE, **SCALED},
         ),
         chosen=2,
     ),
     "askew-level-first-reversible": Search(
         (
-            {"lr": 0.01, "weight_decay": 0.1, "scale": "abs-mean", **AGAIN},
-            {"lr": 0.01, "weight_decay": 0.3, "scale": "abs-mean", **AGAIN},
+            {"lr": 0.01, "weight_decay": 0.1, **SCALED, **AGAIN},
+            {"lr": 0.01, "weight_decay": 0.3, **SCALED, **AGAIN},
             {"lr": 0.03, **AGAIN},
+            *each(STRONG, **SCALED, **AGAIN),
         ),
         chosen=0,
     ),

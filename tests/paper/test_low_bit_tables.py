@@ -36,6 +36,7 @@ from askew.paper.imagenet_low import ImageNetLow
 from askew.paper.images_common import KINDS
 from askew.paper.tiny_low import TinyLow
 from askew.train.image_config import ImageTraining
+from askew.train.recipes import DATASETS
 from askew.train.record import Record, load
 
 TABLES = {
@@ -356,3 +357,15 @@ def test_tiny_low_has_epochs_of_its_own_at_each_schedule(tmp_path: Path) -> None
     assert shown.title == f"Test accuracy (%), {at}"
     trial = low_bit.plan(tiny_low.TABLE, TinyLow(tmp_path, seeds=1, epochs=3, device="cpu"))
     assert {job.passes for job in trial} == {3}
+
+
+def test_askew_train_has_tiny_lows_settings_of_two_bits_by_default(tmp_path: Path) -> None:
+    for method in DATASETS["tiny-imagenet"].few_bit_recipes:
+        (row,) = [row for row in tiny_low.TABLE.rows if row.key == f"{method}-w2a4"]
+        settings = tiny_low.TABLE.settings(row, "best")
+        assert settings is not None
+        given = {"form": settings.get("form"), "skip": ("head.linear",), "device": "cpu"}
+        plain = ImageTraining(tmp_path, "tiny-imagenet", method, bits=2, activation_bits=4, **given)
+        best = replace(plain, **settings, batch=tiny_low.TABLE.base["batch"])
+        assert best.describe() == plain.describe() and plain.settings().batch_size == 512, method
+    assert ImageTraining(tmp_path, "tiny-imagenet", "luq", bits=2, batch=64, device="cpu").settings().batch_size == 64

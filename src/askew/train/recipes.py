@@ -21,9 +21,13 @@ LEVELS_FIRST = (CAPTURE, DITHERED, ROUNDED, REVERSIBLE)
 
 @dataclass(frozen=True)
 class Recipe:
-    """Learning rate of Adam, its schedule, weight decay; ASkew's annealing; the running mean; the method's options."""
+    """Learning rate of Adam, its schedule, weight decay; ASkew's annealing; the running mean; the method's options.
+
+    batch: images a step, where it is not the data set's usual number.
+    """
 
     lr: float = 0.03
+    batch: int | None = None
     schedule: Schedule = "cosine"
     min_lr: float = 0.0
     cosine_end: float = 1.0
@@ -50,8 +54,8 @@ class Recipe:
         return None
 
 
-# As at the best schedule of `askew paper cifar-w1`, or of tiny-w1 where DATASETS says so (a test keeps them equal); the
-# paper's form as in the paper.
+# As at the best schedule of `askew paper cifar-w1`, or of tiny-w1 and tiny-low (two bits) where DATASETS says so (tests
+# keep them equal); the paper's form as in the paper.
 EVEN = Recipe(lr=0.03, min_lr=0.001, cosine_end=0.95, alpha=0.05)
 LEVEL_FIRST = replace(EVEN, power=0.5, end=0.85, min_lr=0.0, cosine_end=1.0)
 RECIPES: dict[str, Recipe] = {
@@ -101,6 +105,7 @@ class DataDefaults:
     few_bit_recipes: Mapping[str, Recipe] = field(default_factory=dict)
 
 
+DECAYED = Recipe(lr=0.01, weight_decay=1.0, batch=512)  # 40 epochs of TinyImageNet at few bits
 DATASETS: dict[str, DataDefaults] = {
     "cifar10": DataDefaults("vgg-small", batch=100, pad=4, log_every=250),
     "tiny-imagenet": DataDefaults(
@@ -113,10 +118,16 @@ DATASETS: dict[str, DataDefaults] = {
         recipes={
             "full-precision": Recipe(lr=0.01, weight_decay=0.3),
             "proxquant": Recipe(lr=0.03, options={"rate": 2e-4}),
-            "parq": Recipe(lr=0.01, weight_decay=0.02, options={"anneal_end": 0.9}),
+            "parq": Recipe(lr=0.01, weight_decay=0.1, options={"anneal_end": 0.9}),
             ROUNDED: Recipe(lr=0.03, alpha=0.05),
         },
-        few_bit_recipes={CAPTURE: replace(LEVEL_FIRST, weight_decay=0.03)},  # without it real weights overfit first
+        few_bit_recipes={  # without decay real weights overfit before the levels count
+            "luq": DECAYED,
+            "lsq": DECAYED,
+            "parq": replace(DECAYED, options={"anneal_end": 0.9}),
+            CAPTURE: replace(LEVEL_FIRST, lr=0.01, weight_decay=0.3, batch=512),
+            REVERSIBLE: replace(DECAYED, start=0.2, end=0.7),
+        },
     ),
     "imagenet": DataDefaults("resnet18", batch=512, pad=0, log_every=1250, stem="imagenet"),
 }

@@ -53,15 +53,14 @@ def note(rows: Rows, how: str) -> str:
 
 def made(rows: Rows) -> str:
     """Epochs and batch of a table, from the records; by kind of schedule where they differ."""
-    found = [
-        (length(own), kind)
-        for kind in KINDS
-        if (own := [r for (_, k), some in rows.items() if k == kind for r in some])
-    ]
-    shapes = unique(shape for shape, _ in found)
+    at: dict[Kind, list[Record]] = {kind: [] for kind in KINDS}
+    for (_, kind), own in rows.items():
+        at[kind] += own
+    found = {kind: length(own) for kind, own in at.items() if own}
+    shapes = unique(found.values())
     if len(shapes) < 2:
         return "".join(f", {shape}" for shape in shapes)
-    return "".join(f", {shape} ({SCHEDULES[kind]})" for shape, kind in found)
+    return "".join(f", {shape} ({SCHEDULES[kind]})" for kind, shape in found.items())
 
 
 def length(records: Sequence[Record]) -> str:

@@ -56,7 +56,7 @@ def made(rows: Rows) -> str:
     at: dict[Kind, list[Record]] = {kind: [] for kind in KINDS}
     for (_, kind), own in rows.items():
         at[kind] += own
-    found = {kind: length(own) for kind, own in at.items() if own}
+    found: dict[Kind, str] = {kind: length(own) for kind, own in at.items() if own}
     shapes = unique(found.values())
     if len(shapes) < 2:
         return "".join(f", {shape}" for shape in shapes)

@@ -316,6 +316,21 @@ def test_a_method_has_the_options_that_its_row_names(tmp_path: Path) -> None:
     assert dict(best.recipe.options) == {"anneal_end": 0.9}
 
 
+def test_a_search_may_have_several_runs_of_each_setting(tmp_path: Path) -> None:
+    """Seed by seed; in the tables of one bit as well."""
+    for once, twice in (
+        [low_bit.plan(tiny_low.TABLE, TinyLow(tmp_path, search=True, search_seeds=n, device="cpu")) for n in (1, 2)],
+        [
+            image_runs.plan(cifar_w1.EXPERIMENT, CifarW1(tmp_path, search=True, search_seeds=n, device="cpu"))
+            for n in (1, 2)
+        ],
+    ):
+        assert twice[: len(once)] == once and len({job.name for job in twice}) == len(twice) == 2 * len(once)
+        assert [replace(job, seed=0) for job in twice[len(once) :]] == once
+    with pytest.raises(ValueError, match="search_seeds must be 1 or more, got 0"):
+        TinyLow(tmp_path, search=True, search_seeds=0)
+
+
 def test_a_trial_with_few_images_takes_them_as_one_batch(tmp_path: Path) -> None:
     def batches(**settings: Any) -> set[int]:
         jobs = low_bit.plan(tiny_low.TABLE, TinyLow(tmp_path, device="cpu", **settings))

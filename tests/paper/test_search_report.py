@@ -20,9 +20,9 @@ def candidate(chosen: int = 0, method: str = "luq", settings: Sequence[Settings]
     return Candidate(method.upper(), method, method, {"lr": 0.06}, "tuned", Search(tuple(settings), chosen))
 
 
-def tried(settings: Settings, accuracy: float, method: str = "luq") -> Record:
+def tried(settings: Settings, accuracy: float, method: str = "luq", seed: int = 0) -> Record:
     config = {"key": search_key(method, settings), "holdout": 500, "epochs": settings.get("epochs", 40)}
-    return Record("made-up-search", method, config, 0, summary={"accuracy": accuracy}, environment={})
+    return Record("made-up-search", method, config, seed, summary={"accuracy": accuracy}, environment={})
 
 
 FOUND = [tried(TRIED[0], 50.0), tried(TRIED[1], 60.0)]
@@ -43,6 +43,14 @@ def test_the_best_of_the_search_is_simply_chosen() -> None:
         ("LUQ", "lr 0.01", "", "50.00"),
         ("LUQ", "lr 0.03", "best schedule", "60.00"),
     )
+
+
+def test_a_setting_tried_with_several_seeds_has_their_mean() -> None:
+    more = [*FOUND, tried(TRIED[0], 54.0, seed=1)]
+    assert "chosen by 1 to 2 runs of 40 epochs each" in chosen_how([candidate(1)], more, "by hand")
+    assert [row[3] for row in settings_table([candidate(1)], more).rows[1:]] == ["52.00 ± 2.83", "60.00"]
+    assert chosen_how([candidate(0)], more, "").split("; ")[1] == "not the best found there: LUQ (52.00 against 60.00)"
+    assert "by 2 runs of" in chosen_how([candidate(1)], [*more, tried(TRIED[1], 61.0, seed=1)], "")
 
 
 def test_a_setting_in_use_that_lost_the_search_is_named() -> None:

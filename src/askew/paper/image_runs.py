@@ -73,14 +73,17 @@ class ImageTable(ImageRuns):
     schedules: Literal["paper", "best", "both"] = "both"
     """The paper's learning-rate schedule, each method's best one, or both."""
     search: bool = False
-    """Try the settings of each method's search instead, one run each, scored on held-out training images."""
+    """Try the settings of each method's search instead, scored on held-out training images."""
+    search_seeds: int = 1
+    """Runs of each setting of a search; its score is their mean."""
     holdout: int = 5000
     """Training images held out in a search."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.holdout < 1:
-            raise ValueError(f"holdout must be 1 or more, got {self.holdout}")
+        for name in ("holdout", "search_seeds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
 
     @property
     def passes(self) -> int:
@@ -172,12 +175,13 @@ def plan(experiment: Experiment, config: ImageTable) -> list[ImageTraining]:
 
 
 def search_plan(experiment: Experiment, config: ImageTable) -> Iterator[ImageTraining]:
-    """One run for each tried setting, scored on held-out training images."""
-    for contender in asked_for(experiment.name, experiment.contenders, config):
-        for tried in contender.search.open:
-            settings = {**KINDS["best"], **tried, "holdout": config.holdout}
-            key = search_key(contender.method, tried)
-            yield training(experiment, config, contender.method, key, settings, 0, {"kind": "search"}, "-search")
+    """Runs of each tried setting, scored on held-out training images; seed by seed, so that all are tried early."""
+    for seed in range(config.search_seeds):
+        for contender in asked_for(experiment.name, experiment.contenders, config):
+            for tried in contender.search.open:
+                settings = {**KINDS["best"], **tried, "holdout": config.holdout}
+                key = search_key(contender.method, tried)
+                yield training(experiment, config, contender.method, key, settings, seed, {"kind": "search"}, "-search")
 
 
 def training(

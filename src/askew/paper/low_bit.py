@@ -153,13 +153,15 @@ def job(table: LowBit, config: ImageTable, row: Row, kind: Kind, seed: int) -> I
 
 
 def search_plan(table: LowBit, config: ImageTable) -> Iterator[ImageTraining]:
-    """One run for each tried setting, scored on held-out training images."""
-    for row in asked_for(table.name, table.rows, config):
-        for tried in row.search.open if row.search and not row.taught else ():
-            settings = {**table.shape("best"), **WIDTHS[row.widths], **tried, "holdout": config.holdout}
+    """Runs of each tried setting, scored on held-out training images; seed by seed, so that all are tried early."""
+    rows = asked_for(table.name, table.rows, config)
+    tried = [(row, one) for row in rows if row.search and not row.taught for one in row.search.open]
+    for seed in range(config.search_seeds):
+        for row, one in tried:
+            settings = {**table.shape("best"), **WIDTHS[row.widths], **one, "holdout": config.holdout}
             about = {"kind": "search", "row": row.key, "label": row.label}
-            key = search_key(row.key, tried)
-            yield training(table.experiment, config, row.method, key, settings, 0, about, "-search")
+            key = search_key(row.key, one)
+            yield training(table.experiment, config, row.method, key, settings, seed, about, "-search")
 
 
 def run(table: LowBit, config: ImageTable, on_status: OnJob | None = None) -> list[Record]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -84,7 +85,7 @@ def chosen_briefly(candidates: Sequence[Candidate], searched: Sequence[Record], 
 
 
 def _trials(searched: Sequence[Record]) -> str:
-    return f"chosen by one run of {_epochs(searched)} each on {_held(searched)} held-out training images"
+    return f"chosen by {_runs(searched)} of {_epochs(searched)} each on {_held(searched)} held-out training images"
 
 
 def with_held_out(grid: Grid, candidates: Sequence[Candidate], searched: Sequence[Record]) -> Grid:
@@ -93,7 +94,7 @@ def with_held_out(grid: Grid, candidates: Sequence[Candidate], searched: Sequenc
         return grid
     scores = [cell(c.search and c.held_out(c.search.tried[c.search.chosen], searched), 2) for c in candidates]
     scores += [NONE] * (len(grid.rows) - len(scores))
-    more = " Held-out: the setting of the best schedule in the search, one run."
+    more = f" Held-out: the setting of the best schedule in the search, {_runs(searched)}."
     return replace(
         grid,
         heads=(*grid.heads, HELD_OUT),
@@ -118,7 +119,8 @@ def settings_table(candidates: Sequence[Candidate], searched: Sequence[Record]) 
             left += not (used or held_out)
         methods += [c.method] * (len(lines) - before)
     found = (
-        f"Held-out: accuracy (%) on {_held(searched)} training images left out of one run of {_epochs(searched)}."
+        f"Held-out: accuracy (%) on {_held(searched)} training images left out of {_runs(searched)} of "
+        f"{_epochs(searched)}."
         if searched
         else "No search was run."
     )
@@ -132,6 +134,13 @@ def settings_table(candidates: Sequence[Candidate], searched: Sequence[Record]) 
         tuple(methods),
         text_columns=3,
     )
+
+
+def _runs(searched: Sequence[Record]) -> str:
+    """How many runs a setting had: 'one run', '2 runs', '1 to 3 runs'."""
+    counts = Counter(r.config["key"] for r in searched).values()
+    least, most = min(counts), max(counts)
+    return "one run" if most == 1 else f"{most} runs" if least == most else f"{least} to {most} runs"
 
 
 def _epochs(searched: Sequence[Record]) -> str:

@@ -311,7 +311,7 @@ class ImageTraining:
         return TrainConfig(
             method=self.method,
             epochs=self.passes,
-            batch_size=recipe.batch or self.defaults.batch,
+            batch_size=self.defaults.batch if recipe.batch is None else recipe.batch,
             lr=recipe.lr,
             schedule=recipe.schedule,
             min_lr=min(recipe.min_lr, recipe.lr),

@@ -72,7 +72,7 @@ def few_bits(rates: Sequence[Settings], *chosen: int) -> dict[str, Search]:
 
 FEW_BITS = few_bits(RATES, 2, 2, 2, 4, 1, 4)
 FOUR = tuple(DECAYS[i] for i in (0, 1, 3))  # at four bits: the learning rates and decays that were good at two
-FOUR_BITS = few_bits(FOUR, 1, 1, 1, 0, 0, 2)
+FOUR_BITS = few_bits(FOUR, 1, 1, 1, 0, 0, 1)
 AFFINE: Settings = {"affine": True}  # a sign's threshold is then the net's choice
 GENTLE = tuple({"lr": lr, "weight_decay": 0.01} for lr in (0.03, 0.1))  # such nets fall short of their training images
 FEW_SCALED = (*(SCALED[i] for i in (0, 2, 3)), *each(GENTLE, scale="abs-mean"))

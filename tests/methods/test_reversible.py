@@ -56,12 +56,12 @@ def test_steps_are_the_oracles(levels: LevelSet, kind) -> None:
         if k == TOTAL - 1:
             frozen = scale_of(u, levels, kind)
         u = u - 0.1 * 2 * (shown - target)
-        s = scale_of(u, levels, kind) if frozen is None else frozen
-        assert s is not None
-        if k == TOTAL - 1:
-            u = torch.tensor([oracle.nearest(q, levels.values) for q in (u / s).tolist()], dtype=u.dtype) * s
+        if frozen is not None:
+            u = torch.tensor([oracle.nearest(q, levels.values) for q in (u / frozen).tolist()], dtype=u.dtype) * frozen
         torch.testing.assert_close(opt.underlying(w), u, rtol=1e-12, atol=1e-14)
         u = opt.underlying(w).detach().clone()  # no drift: a weight at a border may fall on either side
+        s = scale_of(u, levels, kind) if frozen is None else frozen
+        assert s is not None
         radius = FORWARD.value(Clock(k, TOTAL))
         held = [oracle.captured(q, levels.values, radius) for q in (u / s).tolist()]
         nearest = torch.tensor([oracle.nearest(q, levels.values) for q in (u / s).tolist()], dtype=u.dtype) * s

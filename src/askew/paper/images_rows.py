@@ -39,8 +39,8 @@ def check(records: Sequence[Record], settings: Settings) -> None:
     """ValueError if the records of a row were not made with these settings, or differ in others.
 
     Their epochs may be others than the row's, and their batch where they have fewer images, as in a trial, but must be
-    alike. A setting that is None, or False, and one that a record does not have, since it is older than the setting, are
-    the same; a record older than `data_digest` may have been made with any images.
+    alike. A setting that is None, or False, and one that a record does not have, since it is older than the setting,
+    are the same; a record older than `data_digest` may have been made with any images.
     """
     for record in records:
         known = {**(record.config["annealing"] or {}), **record.config["options"], **record.config}

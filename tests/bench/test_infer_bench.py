@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,7 +41,9 @@ def test_a_record_and_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @needs_library
 def test_whole_nets_have_their_sizes(tmp_path: Path) -> None:
+    before = logging.getLogger().level
     record = run(InferBench(tmp_path, rounds=1, only="VGG-small W1A1", batches=(1,), compiled=False))
+    assert logging.getLogger().level == before != logging.ERROR  # others' warnings are heard as before
     (case,) = record.extra["cases"]
     assert case["about"]["times_smaller"] > 28 and "torch fp32" in case["timings"]
     (grid,) = present([record]).tables

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -97,21 +98,33 @@ def onnx_rivals(model: nn.Module, x: np.ndarray, threads: int, folder: Path) -> 
         def get_next(self) -> Any:
             return self.left.pop() if self.left else None
 
-    logging.getLogger().setLevel(logging.ERROR)  # it advises pre-processing, which this graph has no use for
-    quantize_static(
-        plain,
-        small,
-        Reader(),
-        quant_format=QuantFormat.QDQ,
-        per_channel=True,
-        activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
-    )
+    with errors_alone():  # it advises pre-processing, which this graph has no use for
+        quantize_static(
+            plain,
+            small,
+            Reader(),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+        )
     found = {}
     for name, path in (("onnxruntime fp32", plain), ("onnxruntime int8", small)):
         opened = session(path, threads)
         found[name] = lambda opened=opened: opened.run(None, {"input": x})
     return found
+
+
+@contextmanager
+def errors_alone() -> Iterator[None]:
+    """Inside, the root logger takes errors alone; afterwards what it took before."""
+    root = logging.getLogger()
+    before = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.setLevel(before)
 
 
 def onnx_size(model: nn.Module, done: Exported, folder: Path) -> dict[str, Any]:

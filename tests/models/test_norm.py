@@ -304,6 +304,7 @@ def test_networks_compute_the_same(on_cpu, kind, monkeypatch):
     """Outputs, gradients and running statistics in float32."""
     used = []
     monkeypatch.setattr(norm, "_norm", lambda *a, inner=norm._norm: used.append(1) or inner(*a))
+    monkeypatch.setattr(norm, "_pooled", lambda *a, inner=norm._pooled: used.append(1) or inner(*a))
     y, gradients, state = trained(MAKE[kind], torch.float32)
     assert len(used) == (6 if "vgg" in kind else 17)
     with unfused():
@@ -315,15 +316,18 @@ def test_networks_compute_the_same(on_cpu, kind, monkeypatch):
         assert close(state[name], value, 1e-4), name
 
 
-@pytest.mark.parametrize("kind", ["vgg", "vgg-affine", "vgg-signs", "vgg-quantized", "resnet"])
+@pytest.mark.parametrize("kind", ["vgg", "vgg-affine", "vgg-signs", "vgg-quantized", "resnet", "resnet-tiny"])
 def test_one_graph_for_the_compiler(on_cpu, kind):
-    """In bfloat16, first layer included: without a break, and what it gives is what it gives uncompiled."""
+    """In bfloat16, first layer included: without a break, and what it gives is what it gives uncompiled.
+
+    Not to the bit for a first layer of stride 2: a convolution of blocks, which may add up in another order there.
+    """
     torch.compiler.reset()
     found, expected = (trained(MAKE[kind], torch.bfloat16, compiled) for compiled in (True, False))
-    assert close(found[0], expected[0], 1e-3)
+    assert close(found[0], expected[0], 1e-2)
     for part in (1, 2):
         for name, value in expected[part].items():
-            assert close(found[part][name], value, 1e-3), name
+            assert close(found[part][name], value, 2e-2 if kind == "resnet-tiny" else 1e-3), name
 
 
 def test_a_quantizer_behind_a_block_s_relu(on_cpu, monkeypatch):

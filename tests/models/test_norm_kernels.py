@@ -50,6 +50,8 @@ SCALED += [
 ]
 SCALED += [] if INTERPRETED else [((100, 128, 32, 32), B, kind, "relu") for kind in KINDS]
 SCALED += [] if INTERPRETED else [((100, 128, 32, 32), B, "plain", "tanh")]
+POOLED = [((3, 5, 4, 6), F), ((2, 64, 8, 8), B), ((5, 96, 6, 2), H), ((2, 200, 2, 2), F), ((9, 16, 10, 10), B)]
+POOLED += [] if INTERPRETED else [((100, 64, 32, 32), B)]
 STEMS = [((3, 3, 6, 5), 48, H), ((2, 1, 4, 4), 16, H), ((5, 2, 7, 9), 200, H)]
 STEMS += [((6, 3, 16, 16), 128, F), ((3, 3, 7, 9), 16, F)] if INTERPRETED else [((100, 3, 32, 32), 128, B)]
 
@@ -62,6 +64,13 @@ def launch(monkeypatch):
     if INTERPRETED:  # program after program in Python: few of them
         monkeypatch.setattr(norm_launch, "PROGRAMS", 8)
     return norm_launch
+
+
+@pytest.fixture
+def pool_launch(launch):
+    from askew.models import norm_pool_launch
+
+    return norm_pool_launch
 
 
 @pytest.fixture
@@ -140,6 +149,33 @@ def test_with_scale_and_bias(launch, shape, dtype, kind, act):
     assert off(dz, expected[0]) < 2 * ROUNDING[dtype]
     assert not shortcut or off(g, expected[1]) < ROUNDING[dtype]
     assert off(dc, expected[-2]) < 1e-4 and off(db, expected[-1]) < 1e-4
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize(("shape", "dtype"), POOLED, ids=str)
+def test_overlapping_pools(pool_launch, shape, dtype, affine):
+    """Few distinct values in a part of the channels, so that there are ties: the first of the largest counts."""
+    c = shape[1]
+    z = some(*shape, dtype=torch.float32, seed=0) * 3 + some(1, c, 1, 1, dtype=torch.float32, seed=1)
+    z[:, : c // 2] = z[:, : c // 2].round().clamp(-2, 2)
+    z = z.to(dtype).contiguous(memory_format=LAST)
+    own_vectors = vectors(c) if affine else [None, None]
+    bn = nn.BatchNorm2d(c, affine=False, device=DEVICE)
+    own = [t.clone() for t in (bn.running_mean, bn.running_var, bn.num_batches_tracked)]
+    y, top, place, m, r = pool_launch.norm_pool(z, *own_vectors, *own, 0.1, 1e-5)
+    inputs = [t.double().requires_grad_() for t in (z, *own_vectors) if t is not None]
+    before = max_pool2d(batch_norm(inputs[0], None, None, *(inputs[1:] or (None, None)), training=True), 3, 2, 1)
+    dy = some(*before.shape, dtype=dtype, seed=3)
+    dy[before.abs() < 1e-5] = 0  # which side of zero is up to rounding
+    dz, *found = pool_launch.norm_pool_backward(z, top, place, dy, m, r, *own_vectors)
+    expected = torch.autograd.grad(relu(before), inputs, dy.double())
+    assert y.dtype == top.dtype == dz.dtype == dtype and place.dtype == torch.int8
+    assert all(t.is_contiguous(memory_format=LAST) for t in (y, top, place, dz))
+    assert off(y, relu(before).detach()) < ROUNDING[dtype]
+    assert off(dz, expected[0]) < 2 * ROUNDING[dtype]
+    assert all(off(mine, theirs) < 1e-4 for mine, theirs in zip(found, expected[1:], strict=False))
+    bn.double()(z.double())
+    assert off(own[0], bn.running_mean) < 1e-5 and off(own[1], bn.running_var) < 1e-5 and own[2] == 1
 
 
 @pytest.mark.parametrize("dtype", ROUNDING if INTERPRETED else [B], ids=str)

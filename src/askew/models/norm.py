@@ -1,9 +1,10 @@
 """BatchNorm -> ReLU (-> max-pool) or sign, and the first convolution before it, in one piece where a GPU gains by it.
 
 The modules stay what they are, with their names, buffers and state dicts. While training on a GPU with Triton,
-channels-last, BatchNorm2d followed by nn.ReLU or a sign runs as the operators of `norm_ops` and `norm_stem`; anywhere
-else, and for any other module, hook or layout, the modules run one after another. A sign is a module that says so:
-`fused_as` names its gradient (see `askew.nn.Sign`). A quantizer behind a ReLU runs by itself. The operators have first
+channels-last, BatchNorm2d followed by nn.ReLU or a sign runs as the operators of `norm_ops`, `norm_pool` and
+`norm_stem`; anywhere else, and for any other module, hook or layout, the modules run one after another. A sign is a
+module that says so: `fused_as` names its gradient (see `askew.nn.Sign`). A quantizer behind a ReLU runs by itself. A
+first convolution of stride 2 runs as that of `few_channels`, in evaluation as well. The operators have first
 derivatives only, and none for torch.func: inside `unfused()` the modules run by themselves.
 """
 
@@ -19,7 +20,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from askew.core.signs import SignGradient
+from askew.models.few_channels import blocked, fits
 from askew.models.norm_ops import norm_act, norm_act_backward
+from askew.models.norm_pool import POOL, NormPool
 from askew.models.norm_stem import WIDTH, Stem, flat, padded_rows
 
 DEVICES = {"cuda"} if find_spec("triton") else set()  # whose tensors the kernels take
@@ -41,7 +44,7 @@ def unfused() -> Iterator[None]:
 
 
 class Chain(nn.Sequential):
-    """nn.Sequential that takes BN -> ReLU (-> 2x2 max-pool), BN -> sign, and these behind a convolution of images in
+    """nn.Sequential that takes BN -> ReLU (-> max-pool), BN -> sign, and these behind a convolution of images in
     one piece."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -56,8 +59,13 @@ def _advance(layers: Sequence[nn.Module], x: Tensor) -> tuple[Tensor, int]:
     """x after the first layers, and how many they were."""
     if len(layers) > 2 and starts(x, *layers[:3]):
         return _stem(x, *layers[:3]), 3  # pyright: ignore[reportArgumentType]
+    if strides(x, layers[0]):
+        return blocked(x, layers[0].weight), 1  # pyright: ignore[reportArgumentType]
     if len(layers) > 1 and fuses(x, layers[0], layers[1]):
-        pool = len(layers) > 2 and fused_as(layers[1]) == "relu" and halves(x, layers[2])
+        pooled = len(layers) > 2 and fused_as(layers[1]) == "relu"
+        if pooled and overlaps(x, layers[2]):
+            return _pooled(x, layers[0]), 3  # pyright: ignore[reportArgumentType]
+        pool = pooled and halves(x, layers[2])
         return _norm(x, *layers[:2], pool), 3 if pool else 2  # pyright: ignore
     return layers[0](x), 1
 
@@ -109,14 +117,37 @@ def fused_as(activation: nn.Module) -> str | None:
 
 def halves(z: Tensor, pool: nn.Module) -> bool:
     """Whether `pool` is the max over 2x2 squares that cover z."""
+    return _pools(z, pool, kernel_size=2, stride=2, padding=0)
+
+
+def overlaps(z: Tensor, pool: nn.Module) -> bool:
+    """Whether `pool` is the max over 3x3 squares about every other place of z."""
+    return _pools(z, pool, **POOL)
+
+
+def _pools(z: Tensor, pool: nn.Module, kernel_size: int, stride: int, padding: int) -> bool:
+    """Whether `pool` is this max-pool and z of even height and width."""
     return (
         _is_plain(pool, nn.MaxPool2d)
-        and pool.kernel_size in (2, (2, 2))
-        and pool.stride in (2, (2, 2))
-        and pool.padding in (0, (0, 0))
+        and pool.kernel_size in (kernel_size, (kernel_size, kernel_size))
+        and pool.stride in (stride, (stride, stride))
+        and pool.padding in (padding, (padding, padding))
         and pool.dilation in (1, (1, 1))
-        and not pool.return_indices
+        and not (pool.return_indices or pool.ceil_mode)
         and z.shape[2] % 2 == z.shape[3] % 2 == 0
+    )
+
+
+def strides(x: Tensor, conv: nn.Module) -> bool:
+    """Whether this is a strided convolution of images that gains by more channels: in 16 bits, no gradient for x."""
+    return (
+        _fusing
+        and x.device.type in DEVICES
+        and _is_plain(conv, nn.Conv2d)
+        and not x.requires_grad
+        and conv.in_channels <= 4
+        and fits(x, conv)
+        and _dtype(x) in HALF
     )
 
 
@@ -171,6 +202,10 @@ def _running(norm: nn.BatchNorm2d) -> tuple[Tensor | None, Tensor | None, Tensor
 def _norm(z: Tensor, norm: nn.BatchNorm2d, activation: nn.Module, pool: bool, residual: Tensor | None = None) -> Tensor:
     act = fused_as(activation)
     return NormAct.apply(z, residual, norm.weight, norm.bias, *_running(norm), pool, act)  # pyright: ignore
+
+
+def _pooled(z: Tensor, norm: nn.BatchNorm2d) -> Tensor:
+    return NormPool.apply(z, norm.weight, norm.bias, *_running(norm))  # pyright: ignore
 
 
 def _stem(x: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d, activation: nn.Module) -> Tensor:

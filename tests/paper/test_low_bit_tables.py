@@ -308,7 +308,7 @@ def test_a_method_has_the_options_that_its_row_names(tmp_path: Path) -> None:
     """`askew train`'s recipe for PARQ anneals until 90%; a row that says nothing gets PARQ's own default."""
     tried = low_bit.plan(tiny_low.TABLE, TinyLow(tmp_path, search=True, methods=("parq",), device="cpu"))
     two = [job for job in tried if job.bits == 2]
-    assert [dict(job.recipe.options) for job in two] == [{"anneal_end": 0.9}] * 3
+    assert [dict(job.recipe.options) for job in two] == [{"anneal_end": 0.9}] * len(tiny_low.DECAYS)
     (bare,) = [row for row in TABLES["tiny-low"][0].rows if row.key == "parq-fixed-w2a4"]
     fixed = low_bit.job(tiny_low.TABLE, TinyLow(tmp_path, device="cpu"), bare, "best", 0)
     assert dict(fixed.recipe.options) == {}

@@ -118,18 +118,25 @@ class ImageNetTable(ImageTable):
 
 
 @dataclass(frozen=True)
-class CifarLike(ImageTable):
+class Like(ImageTable):
+    """Options of the tables whose settings come from another one's search."""
+
+    like: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.search:
+            raise ValueError(f"this table has no search of its own: its settings are those of {self.like}")
+
+
+@dataclass(frozen=True)
+class CifarLike(Like):
     """Options of the tables on CIFAR-10 whose settings come from another one's search."""
 
     like: ClassVar[str] = "cifar-w1"
 
     width: int | None = None
     """Width of VGG-small's first layer (128 if not given); less for a trial."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.search:
-            raise ValueError(f"this table has no search of its own: its settings are those of {self.like}")
 
     def own(self) -> dict[str, Any]:
         return {"width": self.width}

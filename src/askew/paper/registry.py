@@ -36,6 +36,8 @@ from askew.paper import (
     logistic_report,
     tiny_low,
     tiny_low_report,
+    tiny_taught,
+    tiny_taught_report,
     tiny_w1,
     tiny_w1_report,
     two_moons,
@@ -63,6 +65,7 @@ PRESENT: dict[str, Callable[[Sequence[Record]], Presentation]] = {
     "cifar-taught": cifar_taught_report.present,
     "cifar-few": cifar_few_report.present,
     "tiny-w1": tiny_w1_report.present,
+    "tiny-taught": tiny_taught_report.present,
     "imagenet-w1": imagenet_w1_report.present,
     "tiny-low": tiny_low_report.present,
     "imagenet-low": imagenet_low_report.present,
@@ -82,6 +85,7 @@ Paper = (
     | Annotated[cifar_taught.CifarTaught, tyro.conf.subcommand("cifar-taught")]
     | Annotated[cifar_few.CifarFew, tyro.conf.subcommand("cifar-few")]
     | Annotated[tiny_w1.TinyW1, tyro.conf.subcommand("tiny-w1")]
+    | Annotated[tiny_taught.TinyTaught, tyro.conf.subcommand("tiny-taught")]
     | Annotated[imagenet_w1.ImageNetW1, tyro.conf.subcommand("imagenet-w1")]
     | Annotated[tiny_low.TinyLow, tyro.conf.subcommand("tiny-low")]
     | Annotated[imagenet_low.ImageNetLow, tyro.conf.subcommand("imagenet-low")]
@@ -98,6 +102,7 @@ IMAGES: dict[type[ImageRuns], Callable[[Any, OnJob | None], list[Record]]] = {
     cifar_taught.CifarTaught: cifar_taught.run,
     cifar_few.CifarFew: cifar_few.run,
     tiny_w1.TinyW1: tiny_w1.run,
+    tiny_taught.TinyTaught: tiny_taught.run,
     imagenet_w1.ImageNetW1: imagenet_w1.run,
     tiny_low.TinyLow: tiny_low.run,
     imagenet_low.ImageNetLow: imagenet_low.run,

@@ -23,7 +23,7 @@ from askew.paper.low_bit import LowBit, Row, Widths
 from askew.train.grid_job import OnJob
 from askew.train.record import Record
 
-DECAYS: tuple[Settings, ...] = tuple({"lr": 0.01, "weight_decay": decay} for decay in (0.1, 0.3, 1.0))
+DECAYS: tuple[Settings, ...] = tuple({"lr": 0.01, "weight_decay": decay} for decay in (0.1, 0.3, 1.0, 2.0))
 SYMMETRIC: Settings = {"form": "symmetric"}
 PAPER: Settings = {"lr": 0.06}
 

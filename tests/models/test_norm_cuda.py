@@ -25,9 +25,18 @@ def residual():
     return nn.Sequential(first, *blocks, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(1024, 10, bias=False))
 
 
+def strided():
+    """The first layer of larger images, and a residual block."""
+    norm_and_pool = nn.BatchNorm2d(32, affine=False), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)
+    first = norm.Chain(nn.Conv2d(3, 32, 7, 2, padding=3, bias=False), *norm_and_pool)
+    block = BasicBlock(32, 32, 1, nn.ReLU)
+    return nn.Sequential(first, block, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, 10, bias=False))
+
+
 MAKE = {
     "vgg": lambda: VGGSmall(width=32),
     "residual": residual,
+    "strided": strided,
     "affine": lambda: VGGSmall(width=32, affine=True),
     "quantized": lambda: VGGSmall(width=32, activation=partial(quantized_relu, 4)),
     "signs": lambda: VGGSmall(width=32, affine=True, pool_first=True, activation=Sign),
@@ -149,6 +158,23 @@ def test_in_a_cuda_graph_the_same_bits(monkeypatch):
         assert torch.equal(mine, theirs)
     for mine, theirs in zip(replayed[1:3], eager[1:3], strict=True):
         assert distance(mine, theirs) < 2e-2  # in a capture cudnn may take another way
+
+
+def test_the_first_layer_of_larger_images_runs_in_one_piece(monkeypatch):
+    """Compiled too: blocks of pixels, then BatchNorm, ReLU and pool."""
+    torch.compiler.reset()
+    used = []
+    for part in ("blocked", "_pooled"):
+        inner = getattr(norm, part)
+        monkeypatch.setattr(norm, part, lambda *a, part=part, inner=inner: used.append(part) or inner(*a))
+    model = made("strided")
+    y, gradients, _ = step(model, model, True)
+    assert used == ["blocked", "_pooled"]
+    again = made("strided")
+    found, found_gradients, _ = step(again, torch.compile(again, fullgraph=True), True)
+    assert distance(found, y) < 2e-2
+    for name, value in gradients.items():
+        assert distance(found_gradients[name], value) < 0.1, name
 
 
 def test_the_kernels_give_the_same_bits_each_time():

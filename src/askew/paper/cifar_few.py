@@ -70,7 +70,7 @@ def few_bits(rates: Sequence[Settings], *chosen: int) -> dict[str, Search]:
     }
 
 
-FEW_BITS = few_bits(RATES, 2, 2, 2, 4, 1, 4)
+FEW_BITS = few_bits(RATES, 5, 2, 2, 4, 1, 2)
 FOUR = tuple(DECAYS[i] for i in (0, 1, 3))  # at four bits: the learning rates and decays that were good at two
 FOUR_BITS = few_bits(FOUR, 1, 1, 1, 0, 0, 1)
 AFFINE: Settings = {"affine": True}  # a sign's threshold is then the net's choice

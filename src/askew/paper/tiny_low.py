@@ -46,14 +46,14 @@ SKEWED = each(
 )
 TWO_BITS = {
     **pulled(DECAYS, 2, 2, 2, 2),
-    "askew": Search(SKEWED, chosen=1),
+    "askew": Search(SKEWED, chosen=3),
     "askew-level-first": Search(tuple(map(captured, ({"lr": 0.03, "weight_decay": 0.03}, *DECAYS[:2]))), chosen=2),
     "askew-level-first-rounded": Search(tuple(map(captured, DECAYS[:2])), chosen=1),
     "askew-level-first-reversible": Search(each(DECAYS[1:], **SYMMETRIC, **AGAIN), chosen=1),
 }
 FOUR_BITS = {
     **pulled(DECAYS[1:], 1, 1, 1, 1),
-    "askew": Search(SKEWED, chosen=1),
+    "askew": Search(SKEWED, chosen=3),
     "askew-level-first": Search(tuple(map(captured, DECAYS[:2])), chosen=1),
     "askew-level-first-rounded": Search(tuple(map(captured, DECAYS[:2])), chosen=1),
     "askew-level-first-reversible": Search(each(DECAYS[1:], **SYMMETRIC, **AGAIN), chosen=1),

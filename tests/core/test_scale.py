@@ -13,7 +13,7 @@ from rounding import DTYPES
 
 from askew.core import LevelSet, binary, scale_of, ternary, uniform
 from askew.core.levels import compute_dtype
-from askew.core.scale import SAWB_COEFFICIENTS, ScaleKind, check_scale, sawb_bits, sawb_clip
+from askew.core.scale import SAWB_COEFFICIENTS, ScaleKind, check_scale, sawb_bits, sawb_clip, scales_of
 
 # -- the coefficients -------------------------------------------------------------------------------------------------
 
@@ -191,3 +191,20 @@ def test_a_weight_without_elements_has_a_scale(shape: tuple[int, ...], kind: Sca
     whole, each = (scale_of(w, uniform(4), kind, per) for per in ("tensor", "channel"))
     assert whole is not None and whole.shape == () and whole > 0
     assert each is not None and each.shape == (shape[0], *(1,) * (len(shape) - 1)) and bool((each > 0).all())
+
+
+@pytest.mark.parametrize("per", ["tensor", "channel"])
+@pytest.mark.parametrize("kind", ["abs-mean", "sawb"])
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_several_tensors_at_once_have_the_scales_of_each(bits, kind, per):
+    levels = uniform(bits) if bits > 1 else binary()
+    g = torch.Generator().manual_seed(bits)
+    ws = [torch.randn(shape, generator=g) * size for shape, size in (((8, 3, 3, 3), 0.1), ((5, 7), 3.0), ((4, 1), 1.0))]
+    ws += [torch.zeros(3, 2), torch.cat([torch.ones(20, 5), torch.full((20, 1), 9.0)], 1)]
+    expected = [scale_of(w, levels, kind, per) for w in ws]
+    for found in (scales_of(ws, levels, kind, per), scales_of([w.double() for w in ws], levels, kind, per)):
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(
+                mine.float(), theirs, rtol=2e-5, atol=1e-37
+            )  # nothing but zeros: the least there is
+    assert scales_of([torch.empty(0, 3)], levels, kind, "tensor")[0] > 0

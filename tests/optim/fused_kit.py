@@ -10,6 +10,7 @@ from torch.optim import SGD, Adam, AdamW
 
 import askew
 from askew.core import Constant, LevelSet
+from askew.core.direction import remoteness, shown
 from askew.core.scale import Per, ScaleKind, scale_of
 
 BASES = {
@@ -26,6 +27,7 @@ SCHEDULES = {
     "level-first": askew.LevelFirst(start=0.0, end=0.8),
 }
 ROUNDED = askew.LevelFirst(start=0.0, end=0.8, rounded=True)
+REVERSIBLE = askew.LevelFirst(start=0.0, end=0.8, reversible=True)
 LEVELS = {
     "binary": askew.binary(),
     "int4": askew.uniform(4),
@@ -75,6 +77,22 @@ def advance(ps: list[nn.Parameter], opt: askew.ASkew, k: int) -> None:
 def latents(ps: list[nn.Parameter], opt: askew.ASkew) -> list[Tensor]:
     """What is optimised."""
     return [opt.underlying(p).detach() for p in ps]
+
+
+def unlike_shown(ps: list[nn.Parameter], opt: askew.ASkew) -> float:
+    """How far what the network computes with is from core.direction.shown of the weights that are optimised.
+
+    Which side of the radius, or of a midpoint, may be up to rounding: there the weight, or another level, will do.
+    """
+    worst = 0.0
+    for _, p, site in opt.weights():
+        w = opt.underlying(p).detach()
+        q = w if site.scale is None else w / site.scale
+        remote = remoteness(q, site.levels)
+        unclear = ((remote - site.value).abs() < 1e-4) | (remote > 1 - 1e-4)
+        expected = torch.where(unclear, p.detach(), shown(w, site.levels, site.value, site.scale))
+        worst = max(worst, ulps(p.detach(), expected, 1.0))
+    return worst
 
 
 def ulps(a: Tensor, b: Tensor, size: Tensor | float = 0.0) -> float:

@@ -9,7 +9,20 @@ from itertools import pairwise
 
 import pytest
 import torch
-from fused_kit import BASES, LEVELS, ROUNDED, SCALES, SCHEDULES, TOTAL, advance, latents, run, ulps
+from fused_kit import (
+    BASES,
+    LEVELS,
+    REVERSIBLE,
+    ROUNDED,
+    SCALES,
+    SCHEDULES,
+    TOTAL,
+    advance,
+    latents,
+    run,
+    ulps,
+    unlike_shown,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from optim_kit import Net, differing, on_levels, small, train, weights_of
@@ -206,6 +219,58 @@ def test_rounded_level_first_lands_weights_without_a_gradient():
         runs.append([*(p.detach() for p in ps), *latents(ps, opt)])
         assert runs[-1][1].tolist() == runs[-1][3].tolist() == [1.0, -1.0]
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("scale", SCALES, ids=lambda s: "-".join(s))
+@pytest.mark.parametrize("levels", LEVELS)
+@pytest.mark.parametrize("base", BASES)
+def test_reversible_capture_has_it_too(base, levels, scale):
+    """Latent weights as in the wrapped form; the network's as they belong to them, at the scale they have by then."""
+    setting = BASES[base], REVERSIBLE, LEVELS[levels], scale
+    for steps in (1, 4, TOTAL):
+        here, there = (run(fused, *setting, steps=steps) for fused in (True, False))
+        assert here[1]._fusion._batches and not there[1]._fusion._batches
+        exact = latents(*run(False, *setting, steps=steps, dtype=torch.float64))
+        if steps < TOTAL:
+            for a, b in zip(latents(*here), latents(*there), strict=True):
+                assert ulps(a, b, 1.0) <= steps * FEW
+        assert _astray(latents(*here), exact) <= 0.002 + 2 * _astray(latents(*there), exact)
+        assert unlike_shown(*here) <= FEW and unlike_shown(*there) <= FEW
+        assert any("scale" in memory for memory in here[1]._memory.values()) == (steps == TOTAL and scale[0] != "none")
+    assert on_levels(here[1])
+    assert all(torch.equal(p.detach(), w) for p, w in zip(here[0][:5], latents(*here), strict=False))
+
+
+def test_what_is_shown_of_weights_without_a_gradient_follows_the_radius():
+    runs = []
+    for fused in (True, False):
+        ps = [nn.Parameter(torch.tensor([0.3, -0.7])), nn.Parameter(torch.tensor([0.55, -0.2]))]
+        schedule = askew.LevelFirst(start=0.0, end=0.8, reversible=True)
+        opt = askew.ASkew(
+            Adam([{"params": ps, "levels": askew.binary()}], lr=0.1), schedule, total_steps=5, fused=fused
+        )
+        seen = []
+        for _ in range(5):
+            ps[0].grad = torch.tensor([0.5, 0.5])
+            opt.step()
+            seen.append(ps[1].detach().clone())
+        runs.append(seen)
+    assert [round(x, 3) for s in runs[0] for x in s.tolist()] == [0.55, -0.2, 0.55, -0.2, 1, -0.2, 1, -0.2, 1, -1]
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("scale", SCALES[1:], ids=lambda s: "-".join(s))
+def test_binaryconnect_with_a_scale_that_follows(scale):
+    runs = []
+    for fused in (True, False):
+        model = Net()
+        base = AdamW(askew.groups(model, askew.binary()), lr=0.05)
+        opt = MethodOptimizer(base, BinaryConnect(), scale=scale[0], per=scale[1], fused=fused)
+        train(model, opt, range(5))
+        runs.append((weights_of(model), [opt.underlying(p).detach().clone() for p in model.parameters()]))
+        assert bool(opt._fusion._batches) == fused
+    for a, b in zip(runs[0][0] + runs[0][1], runs[1][0] + runs[1][1], strict=True):
+        assert ulps(a, b, 1.0) <= 4 * FEW
 
 
 def test_rounded_level_first_with_a_scale_that_follows_is_wrapped():

@@ -6,7 +6,22 @@ from functools import partial
 
 import pytest
 import torch
-from fused_kit import BASES, LEVELS, ROUNDED, SCALES, SCHEDULES, TOTAL, advance, excess, latents, run, ties, ulps
+from fused_kit import (
+    BASES,
+    LEVELS,
+    REVERSIBLE,
+    ROUNDED,
+    SCALES,
+    SCHEDULES,
+    TOTAL,
+    advance,
+    excess,
+    latents,
+    run,
+    ties,
+    ulps,
+    unlike_shown,
+)
 from optim_kit import differing, on_levels
 from torch import nn
 from torch.optim import Adam, AdamW
@@ -51,6 +66,19 @@ def test_rounded_level_first_equals_the_wrapped_one(base, levels):
     for a, b in zip(latents(*here), latents(*there), strict=True):
         assert not a.numel() or ulps(a, b, 1.0) <= FEW
     ps, opt = run(True, BASES[base], ROUNDED, LEVELS[levels], device="cuda")
+    assert on_levels(opt) and all(torch.equal(p.detach(), w) for p, w in zip(ps[:5], latents(ps, opt), strict=False))
+
+
+@pytest.mark.parametrize("scale", SCALES, ids=lambda s: "-".join(s))
+@pytest.mark.parametrize("levels", LEVELS)
+@pytest.mark.parametrize("base", ["nesterov", "adam", "adamw"])
+def test_reversible_capture_equals_the_wrapped_one(base, levels, scale):
+    setting = BASES[base], REVERSIBLE, LEVELS[levels], scale
+    here, there = (run(f, *setting, steps=1, device="cuda") for f in (True, False))
+    for a, b in zip(latents(*here), latents(*there), strict=True):
+        assert not a.numel() or ulps(a, b, 1.0) <= FEW
+    assert unlike_shown(*run(True, *setting, steps=4, device="cuda")) <= FEW
+    ps, opt = run(True, *setting, device="cuda")
     assert on_levels(opt) and all(torch.equal(p.detach(), w) for p, w in zip(ps[:5], latents(ps, opt), strict=False))
 
 

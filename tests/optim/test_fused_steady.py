@@ -45,7 +45,8 @@ class Pretended:
 @pytest.fixture
 def kernels(monkeypatch):
     """CUDA's form on the CPU, its kernels pretended."""
-    found = SimpleNamespace(step_kernel=Pretended(), count_kernel=Pretended(), bad_kernel=Pretended())
+    names = "step_kernel", "count_kernel", "bad_kernel", "show_kernel"
+    found = SimpleNamespace(**{name: Pretended() for name in names})
     monkeypatch.setattr(fused_cuda, "kernels", lambda: found)
     monkeypatch.setitem(fused.DEVICES, "cpu", fused_cuda)
     return found

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from fused_kit import BASES, LEVELS, ROUNDED, SCALES, SCHEDULES, latents, run, ulps
+from fused_kit import BASES, LEVELS, REVERSIBLE, ROUNDED, SCALES, SCHEDULES, latents, run, ulps, unlike_shown
 
 from askew.core.levels import nearest
 from askew.optim import fused, fused_cuda
@@ -68,15 +68,29 @@ def test_rounded_level_first_equals_the_wrapped_step(levels):
         assert all(torch.equal(p.detach(), nearest(w, LEVELS[levels])) for p, w in zip(here[0][:5], own, strict=True))
 
 
+@pytest.mark.parametrize(("levels", "scale"), [("binary", 0), ("int4", 2), ("table", 1), ("binary", 1)])
+def test_reversible_capture_equals_the_wrapped_step(levels, scale):
+    for steps in (1, 4, 10):
+        setting = BASES["adamw"], REVERSIBLE, LEVELS[levels], SCALES[scale]
+        here, there = (run(fused, *setting, steps=steps) for fused in (True, False))
+        assert here[1]._fusion._batches[0][0].__class__ is fused_cuda.Batch
+        for a, b in zip(latents(*here), latents(*there), strict=True):
+            assert ulps(a, b, 1.0) <= steps * FEW
+        assert unlike_shown(*here) <= FEW
+
+
 def test_the_arguments_stand_in_the_kernels_order():
     """Compiled kernels are called by place."""
-    _, opt = run(True, BASES["adam"], SCHEDULES["level-first"], LEVELS["binary"], steps=1)
+    _, opt = run(True, BASES["adam"], REVERSIBLE, LEVELS["binary"], SCALES[1], steps=1)
     launch = opt._fusion._batches[0][0]._launches[0]
     names = list(inspect.signature(fused_cuda.kernels().step_kernel.fn).parameters)
     assert names[len(launch._arguments) :] == list(launch._constants)
     assert names[GRADIENTS] == "gradients" and names[STEP : STEP + 2] == ["step", "over_root"]
     names = list(inspect.signature(fused_cuda.kernels().count_kernel.fn).parameters)
     assert names[len(launch._counting) :] == ["LR_THERE"]
+    names = list(inspect.signature(fused_cuda.kernels().show_kernel.fn).parameters)
+    assert names[len(launch._showing) :] == list(launch._show_constants)
+    assert names[: len(launch._showing)] == ["blocks", "table", "levels", "middles", "value_at", "gap", "inverse_gap"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -14,7 +14,8 @@ import torch
 from askew.core import Exponential, LevelFirst
 from askew.data.images import ImageSet
 from askew.methods.registry import METHODS
-from askew.train import image_config
+from askew.paper import tiny_w1
+from askew.train import image_config, low_bit
 from askew.train.image_config import ImageTraining, TableRow
 from askew.train.images import build_model, build_optimizer, held_out
 from askew.train.recipes import RECIPES
@@ -27,6 +28,21 @@ def test_the_simple_command_trains_level_first_by_its_recipe():
     assert settings.annealing == LevelFirst(start=0.5, end=0.85, power=0.5) and settings.alpha == 0.05
     assert (settings.lr, settings.min_lr, settings.cosine_end, settings.schedule) == (0.03, 0.0, 1.0, "cosine")
     assert (settings.epochs, settings.batch_size, PLAIN.padding) == (100, 100, 4)
+
+
+def test_the_method_that_is_taken_if_none_is_named():
+    """Level-first; at one bit on TinyImageNet its reversible form, with a scale and decay, as in tiny-w1."""
+    tiny = ImageTraining(Path("data"), "tiny-imagenet", device="cpu")
+    assert (PLAIN.method, tiny.method) == ("askew-level-first", "askew-level-first-reversible")
+    assert replace(tiny, method="auto", bits=2).method == "askew-level-first"
+    winner = next(c for c in tiny_w1.EXPERIMENT.contenders if c.method == tiny.method).search.winner
+    assert {name: getattr(tiny.recipe, name) for name in winner} == winner
+    assert low_bit.scale(tiny) == tiny.describe()["scale"] == "abs-mean"
+    plain = replace(tiny, scale="none", weight_decay=0.0)
+    assert low_bit.scale(plain) == "none" and plain.describe()["scale"] is None
+    assert replace(tiny, per="channel").per == "channel"
+    with pytest.raises(ValueError, match="scale none is a setting of one bit"):
+        replace(tiny, bits=4, scale="none")
 
 
 def test_every_recipe_is_of_a_method_and_valid():

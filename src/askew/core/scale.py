@@ -9,6 +9,7 @@ sawb      s = 2 clip / (c_K - c_1) with clip = c1 sqrt(E w^2) - c2 E|w|, the cli
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -102,3 +103,20 @@ def scale_from(moment: Tensor, levels: LevelSet, kind: ScaleKind) -> Tensor:
 def scale_of(w: Tensor, levels: LevelSet, kind: ScaleKind, per: Per = "tensor") -> Tensor | None:
     """The scale s of w (0-d, or (C, 1, ..) per channel) in the computing dtype, or None for kind 'none'."""
     return None if kind == "none" else scale_from(moments(w, kind, per), levels, kind)
+
+
+def scales_of(ws: Sequence[Tensor], levels: LevelSet, kind: ScaleKind, per: Per = "tensor") -> list[Tensor]:
+    """scale_of for each of several tensors of one device, up to rounding; in a few launches where they are float32."""
+    if per == "channel" or not all(w.dtype == torch.float32 and w.numel() for w in ws):
+        return [s for w in ws if (s := scale_of(w, levels, kind, per)) is not None]
+    sizes = [w.numel() for w in ws]
+
+    def norms(order: float) -> list[Tensor]:
+        return [*torch._foreach_norm([w.detach() for w in ws], order)]  # pyright: ignore
+
+    means = torch.stack(torch._foreach_div(norms(1), sizes))  # pyright: ignore
+    if kind == "abs-mean":
+        return [*scale_from(means[None], levels, kind).unbind()]
+    roots = torch.stack(torch._foreach_div(norms(2), [math.sqrt(n) for n in sizes]))  # pyright: ignore
+    known = torch.stack([means, roots * roots, torch.stack(norms(math.inf))])
+    return [*scale_from(known, levels, kind).unbind()]

@@ -12,6 +12,7 @@
 
 #define DECLARE(isa)                                                                          \
   extern "C" void askew_step_span_##isa(const Job*, const Rule*, int64_t start, int64_t end); \
+  extern "C" void askew_show_span_##isa(const Job*, const Rule*, int64_t start, int64_t end); \
   extern "C" int askew_bad_span_##isa(const void*, int type, int64_t start, int64_t end);
 DECLARE(base)
 #if X86
@@ -26,14 +27,15 @@ constexpr int64_t LAST = 16;        // one chunk in so many is shared out at the
 
 struct Set {
   void (*step)(const Job*, const Rule*, int64_t, int64_t);
+  void (*show)(const Job*, const Rule*, int64_t, int64_t);
   int (*bad)(const void*, int, int64_t, int64_t);
 };
 
 const Set SETS[] = {
-    {askew_step_span_base, askew_bad_span_base},
+    {askew_step_span_base, askew_show_span_base, askew_bad_span_base},
 #if X86
-    {askew_step_span_avx2, askew_bad_span_avx2},
-    {askew_step_span_avx512, askew_bad_span_avx512},
+    {askew_step_span_avx2, askew_show_span_avx2, askew_bad_span_avx2},
+    {askew_step_span_avx512, askew_show_span_avx512, askew_bad_span_avx512},
 #endif
 };
 
@@ -91,13 +93,19 @@ int askew_step_isa(int wanted) {
   return chosen;
 }
 
-// The structs' sizes, so that a library built from other sources is not called.
-int64_t askew_step_layout() { return 1000 * (int64_t)sizeof(Rule) + (int64_t)sizeof(Job); }
+// Version and the structs' sizes, so that a library built from other sources is not called.
+int64_t askew_step_layout() { return 1000000 * (int64_t)VERSION + 1000 * (int64_t)sizeof(Rule) + (int64_t)sizeof(Job); }
 
 void askew_step(Job* jobs, int64_t count, const Rule* rules, int threads) {
   for (int64_t j = 0; j < count; ++j) advance(jobs[j], rules[jobs[j].rule]);
   over_chunks(count, threads, [&](int64_t j) { return jobs[j].n; },
               [&](int64_t j, int64_t start, int64_t end) { SETS[chosen].step(jobs + j, rules, start, end); });
+}
+
+// What the network computes with, of weights that have made their step: once their scales are measured.
+void askew_show(const Job* jobs, int64_t count, const Rule* rules, int threads) {
+  over_chunks(count, threads, [&](int64_t j) { return jobs[j].n; },
+              [&](int64_t j, int64_t start, int64_t end) { SETS[chosen].show(jobs + j, rules, start, end); });
 }
 
 // 1 if any gradient of the jobs holds NaN or infinity.

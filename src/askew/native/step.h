@@ -2,10 +2,13 @@
 #pragma once
 #include <stdint.h>
 
+enum { VERSION = 2 };  // of what follows and of the calls in step.cpp
+
 enum Mode { PLAIN = 0, INTERVAL = 1, LEVEL_FIRST = 2 };  // which direction: the gradient, eq. skew, level-first
 enum Grid { PAIR = 0, EVEN = 1, TABLE = 2 };             // two levels, even spacing, any sorted list
 enum Base { SGD = 0, ADAM = 1 };
 enum Type { F32 = 0, BF16 = 1 };
+enum Forward { COPY = 0, NEAREST = 1, SHOWN = 2 };  // w, its level, or its level if it is captured
 
 // One parameter group: the levels and the scalars of this step.
 struct Rule {
@@ -14,7 +17,7 @@ struct Rule {
   int32_t mode, grid, base, count;
   int32_t clamp;    // keep w in s [c_1, c_K]
   int32_t snap;     // end on the nearest level (the run's last step)
-  int32_t forward;  // out = s * nearest level of w / s (else a copy of w)
+  int32_t forward;  // what out shows
   int32_t nesterov;
   float gap, inverse_gap;         // PAIR and EVEN: the spacing, a power of two, and 1 / spacing
   float value, alpha, clip;       // epsilon or capture radius, alpha, M; in level units

@@ -123,6 +123,8 @@ inline Way level_first(const Rule& r, float x, float u, float s, float limit, ui
   return {d, above ? target : hull.lo, below ? target : hull.hi};
 }
 
+inline float limit_of(const Rule& r) { return r.value > 0 ? (r.value >= 1 ? INFINITY : r.value) : -INFINITY; }
+
 inline float bounded(float x, float lo, float hi) {
   x = x < lo ? lo : x;
   return x > hi ? hi : x;
@@ -134,7 +136,7 @@ void sweep(const Rule& rule, const Job& job, int n, float* __restrict w, const f
            float* __restrict m, float* __restrict v, const float* __restrict s, const int32_t* __restrict at) {
   const Rule r = rule;
   const float low = r.clamp ? r.levels[0] : -INFINITY, high = r.clamp ? r.levels[r.count - 1] : INFINITY;
-  const float limit = r.value > 0 ? (r.value >= 1 ? INFINITY : r.value) : -INFINITY;
+  const float limit = limit_of(r);
   const uint32_t half = job.w_type == BF16;
   const bool small = r.rest1 < 0.5f, fresh = job.fresh;
   const float part = small ? r.rest1 : -r.beta1, step = job.step, over_root = job.over_root;
@@ -170,6 +172,21 @@ void nearest(const Rule& rule, int n, const float* __restrict w, const float* __
     float unit = s ? s[i] : 1.0f, q = w[i] / unit;
     Around c = around<GRID>(r, q, at, i);
     out[i] = (q >= c.middle ? c.b : c.a) * unit;
+  }
+}
+
+// What the network computes with while capture is reversible (core.direction.shown); limit as in level_first.
+template <int GRID>
+void shown(const Rule& rule, int n, const float* __restrict w, const float* __restrict s,
+           const int32_t* __restrict at, float* __restrict out) {
+  const Rule r = rule;
+  const float limit = limit_of(r);
+  LOOP {
+    float unit = s ? s[i] : 1.0f, q = w[i] / unit;
+    Around c = around<GRID>(r, q, at, i);
+    float left = q - c.a, right = c.b - q, inward = left < right ? left : right;
+    bool captured = inward <= limit * (c.b - c.a) * 0.5f;
+    out[i] = captured ? (q >= c.middle ? c.b : c.a) * unit : w[i];
   }
 }
 
@@ -236,6 +253,17 @@ void to_levels(const Rule& r, int n, const float* w, const float* s, Room& o, fl
   (r.grid == PAIR ? nearest<PAIR> : r.grid == EVEN ? nearest<EVEN> : nearest<TABLE>)(r, n, w, s, o.at, out);
 }
 
+// What the network computes with, to where its weights lie.
+void show(const Job& job, const Rule& r, int64_t start, int n, const float* w, const float* s, Room& o) {
+  if (r.forward == SHOWN) {
+    if (r.grid == TABLE) search(r, n, w, s, o.at);
+    (r.grid == PAIR ? shown<PAIR> : r.grid == EVEN ? shown<EVEN> : shown<TABLE>)(r, n, w, s, o.at, o.out);
+  } else if (r.forward == NEAREST) {
+    to_levels(r, n, w, s, o, o.out);
+  }
+  put(job.out, job.out_type, start, n, r.forward == COPY ? w : o.out);
+}
+
 void block(Sweep run, const Job& job, const Rule& r, int64_t start, int n, Room& o) {
   float* w = reach(job.w, job.w_type, start, n, o.w, true);
   const float* g = reach((void*)job.g, job.g_type, start, n, o.g, true);
@@ -252,10 +280,7 @@ void block(Sweep run, const Job& job, const Rule& r, int64_t start, int n, Room&
   if (job.w_type == BF16) put(job.w, BF16, start, n, w);
   if (m && job.m_type == BF16) put(job.m, BF16, start, n, m);
   if (v && job.m_type == BF16) put(job.v, BF16, start, n, v);
-  if (job.out) {
-    if (r.forward) to_levels(r, n, w, s, o, o.out);
-    put(job.out, job.out_type, start, n, r.forward ? o.out : w);
-  }
+  if (job.out) show(job, r, start, n, w, s, o);
 }
 
 }  // namespace
@@ -265,6 +290,17 @@ extern "C" void NAME(askew_step_span_, ISA)(const Job* job, const Rule* rules, i
   Sweep run = sweep_for(*job, rules[job->rule]);
   for (; start < end; start += BLOCK)
     block(run, *job, rules[job->rule], start, (int)(end - start < BLOCK ? end - start : BLOCK), room);
+}
+
+// The network's weights alone, of weights that stay as they are.
+extern "C" void NAME(askew_show_span_, ISA)(const Job* job, const Rule* rules, int64_t start, int64_t end) {
+  Room o;
+  for (; start < end; start += BLOCK) {
+    int n = (int)(end - start < BLOCK ? end - start : BLOCK);
+    const float* w = reach(job->w, job->w_type, start, n, o.w, true);
+    if (job->scale) scales(*job, start, n, o.s);
+    show(*job, rules[job->rule], start, n, w, job->scale ? o.s : nullptr, o);
+  }
 }
 
 // Is there a NaN or an infinity among these numbers? Their exponent is all ones, so without the sign they are largest.

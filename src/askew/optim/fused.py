@@ -20,7 +20,18 @@ from askew.methods.binaryconnect import BinaryConnect
 from askew.optim import fused_cpu, fused_cuda
 from askew.optim.checks import Group, names
 from askew.optim.fused_known import Settings, Tensors
-from askew.optim.fused_work import MODES, ROUNDING, GroupWork, ParamWork, gradient, group_work, param_work
+from askew.optim.fused_work import (
+    FORWARD,
+    MODES,
+    PLAIN,
+    SHOWN,
+    GroupWork,
+    ParamWork,
+    gradient,
+    group_work,
+    param_work,
+    room_for_scale,
+)
 from askew.optim.sharding import apply, is_sharded, local
 
 if TYPE_CHECKING:
@@ -93,13 +104,21 @@ class Fusion:
                 batch.run(self._groups, steady if len(self._batches) == 1 else [p.grad for p in weights])
         if steady is None:
             self._tensors = Tensors.of(optimizer)
-        if now.last:
-            for _, p, site in optimizer.weights():
-                if p.grad is None:
-                    w = optimizer.underlying(p)
+        self._idle(optimizer, now)
+
+    def _idle(self, optimizer: MethodOptimizer, now: Clock) -> None:
+        """Weights without a gradient: the last step lands them, and what is shown of them follows the schedule."""
+        if not (now.last or any(work.forward == SHOWN for work in self._groups)):
+            return
+        if not any(p.grad is None for group in optimizer.param_groups for p in group["params"]):
+            return
+        for _, p, site in optimizer.weights():
+            if p.grad is None:
+                w = optimizer.underlying(p)
+                if now.last:
                     w.copy_(apply(optimizer.method, "retract", site, w, None))
-                    if w is not p:
-                        p.copy_(apply(optimizer.method, "forward_weight", site, w))
+                if w is not p:
+                    p.copy_(apply(optimizer.method, "forward_weight", site, w))
 
     def _prepare(self, optimizer: MethodOptimizer, now: Clock) -> None:
         """Batches of the parameters with gradients; scales are measured, and frozen where the annealing says so."""
@@ -110,17 +129,28 @@ class Fusion:
         waiting = type(optimizer.method) is LevelFirstSkew and not freeze  # nobody is captured, no scale is asked for
         for position, group in enumerate(optimizer.param_groups):
             for p in group["params"]:
-                scale = None
+                scale, follows = None, False
                 if group["levels"] is not None:
                     memory = optimizer._memory.setdefault(p, {})
-                    scale = None if waiting else optimizer._scale(p, group, memory, freeze)
+                    follows = _follows(self._groups[position], group, memory, freeze)
+                    if follows:
+                        scale = room_for_scale(p, group["per"])
+                    elif not waiting:
+                        scale = optimizer._scale(p, group, memory, freeze)
                 if p.grad is not None:
-                    work = param_work(optimizer, position, self._groups[position], p, scale)
+                    work = param_work(optimizer, position, self._groups[position], p, scale, follows)
                     works.setdefault(str(p.device), []).append((work, p))
         for pairs in works.values():
             module = DEVICES[pairs[0][0].w.device.type]
             gradients = [p.grad for _, p in pairs]
             self._batches.append((module.Batch([work for work, _ in pairs], gradients), [p for _, p in pairs]))
+
+
+def _follows(work: GroupWork, group: Group, memory: dict[str, Tensor], freeze: bool) -> bool:
+    """Does only what the network computes with ask for the scale, that of the weights after the step?"""
+    return bool(
+        work.mode == PLAIN and work.forward and group["scale"] != "none" and "scale" not in memory and not freeze
+    )
 
 
 def capturing() -> bool:
@@ -155,7 +185,7 @@ def _method_refusal(method: Method) -> str | None:
         return f"level-first by {method.by} looks at whole tensors"
     if type(method) is BinaryConnect and method.stochastic:
         return "stochastic BinaryConnect draws from torch's generator"
-    if type(method) not in (*MODES, FullPrecision, Method, BinaryConnect):
+    if type(method) not in (*MODES, *FORWARD, FullPrecision, Method):
         return f"the method {method.name} has no fused form"
     return None
 
@@ -173,8 +203,12 @@ def _group_refusal(optimizer: MethodOptimizer, position: int, group: Group) -> s
     levels = group.get("levels")
     if levels is not None and len(levels) > MAX_LEVELS:
         return f"{where}{len(levels)} levels are more than {MAX_LEVELS}"
-    if levels is not None and type(optimizer.method) in ROUNDING and not _frozen(optimizer, group):
-        return f"{where}{optimizer.method.name} measures the scale {group['scale']!r} between step and forward weights"
+    if levels is not None and type(optimizer.method) in FORWARD and not _frozen(optimizer, group):
+        name, scale = optimizer.method.name, group["scale"]
+        if type(optimizer.method) in MODES:
+            return f"{where}{name} measures the scale {scale!r} before the step and after it"
+        if any(map(is_sharded, group["params"])):
+            return f"{where}{name} measures the scale {scale!r} of whole tensors between step and forward weights"
     if len({p.device for p in group["params"]}) > 1:
         return f"{where}its parameters lie on several devices"
     if group["params"]:

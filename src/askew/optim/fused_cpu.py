@@ -13,7 +13,7 @@ from torch import Tensor
 
 from askew.core import LevelSet
 from askew.optim.fused_native import JOB, RULE, TYPES, library
-from askew.optim.fused_work import GroupWork, ParamWork
+from askew.optim.fused_work import GroupWork, ParamWork, follow
 
 PAIR, EVEN, TABLE = range(3)
 
@@ -52,6 +52,10 @@ class Batch:
         jobs = [_job(work, place[work.position, work.clamp], s) for work, s in zip(*self._held, strict=True)]
         self._jobs = np.array(jobs, JOB)
         self._jobs["g_type"] = [TYPES[g.dtype] for g in gradients]
+        self._following = [work for work in works if work.follows]
+        places = [i for i, work in enumerate(works) if work.follows]
+        self._shown = self._jobs[places]  # a copy: these make what the network sees, once their scales are known
+        self._jobs["out"][places] = self._jobs["scale"][places] = 0
 
     def sound(self, gradients: Sequence[Tensor]) -> bool:
         """True if there is no NaN and no infinity in them."""
@@ -67,6 +71,9 @@ class Batch:
         self._jobs["g"] = [g.data_ptr() for g in gradients]
         rules = np.array([_rule(groups[position], clamp) for position, clamp in self._rules], RULE)
         lib.askew_step(self._jobs.ctypes.data, len(self._jobs), rules.ctypes.data, torch.get_num_threads())
+        if self._following:
+            follow(groups, self._following)
+            lib.askew_show(self._shown.ctypes.data, len(self._shown), rules.ctypes.data, torch.get_num_threads())
         self._jobs["fresh"] = False
 
 

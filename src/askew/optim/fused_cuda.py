@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from askew.optim.fused_launch import Kind, Launch, Tables
-from askew.optim.fused_work import GroupWork, ParamWork
+from askew.optim.fused_work import GroupWork, ParamWork, follow
 
 BLOCK = 2048
 WARPS = 8
@@ -49,6 +49,7 @@ class Batch:
         self._device = works[0].w.device
         self._g_half = [g.dtype == torch.bfloat16 for g in gradients]
         self._scales = [None if work.scale is None else work.scale.reshape(-1).contiguous() for work in works]
+        self._following = [work for work in works if work.follows]
         self._fresh = any(work.fresh for work in works)
         self._counts = _gather([work for work in works if _counted_by_host(work)])
         self._launches: list[Launch] = []
@@ -84,6 +85,10 @@ class Batch:
                 self._counts.add_(1)
             for launch in self._launches:
                 launch(groups[launch.kind.position], table)
+            if self._following:
+                follow(groups, self._following)
+                for launch in self._launches:
+                    launch.show(groups[launch.kind.position])
         if self._fresh or self._awaited:  # momentum buffers are there from now on; tables that are not, are not reused
             self._fresh, self._awaited, self._aligned, self._tables = False, False, None, {}
 
@@ -167,6 +172,7 @@ def _kind(work: ParamWork, row: list[int], fresh: bool, g_half: bool, g_aligned:
         fresh=fresh and work.fresh,
         out=work.out is not None,
         scaled=work.scale is not None,
+        follows=work.follows,
         halves=(w, g_half, m, out),
         done=float(work.step) if work.step is not None and _counted_by_host(work) else None,
         aligned=g_aligned and all(address % 16 == 0 for address in row[:4]) and work.w.numel() % 16 == 0,

@@ -28,6 +28,7 @@ class Kind(NamedTuple):
     fresh: bool
     out: bool
     scaled: bool
+    follows: bool  # the scale is not known before the step: what goes to `out` is made by a launch of its own
     halves: tuple[bool, bool, bool, bool]  # w, g, m, out in bfloat16
     done: float | None  # Adam's step count if it lies on the host
     aligned: bool
@@ -75,6 +76,7 @@ class Launch:
         self._step = Call(kernels.step_kernel, len(tables.blocks))
         self._count = Call(kernels.count_kernel, len(tables.rows))
         self._bad = Call(kernels.bad_kernel, len(tables.blocks))
+        self._show = Call(kernels.show_kernel, len(tables.blocks))
         self._some = len(tables.blocks) > 0
 
     def __call__(self, work: GroupWork, gradients: Tensor) -> None:
@@ -92,6 +94,11 @@ class Launch:
             self._arguments[STEP + 1] = 1 / math.sqrt(1 - self._betas[1] ** done)
         self._arguments[GRADIENTS] = gradients
         self._step(self._arguments, self._constants, self._warps, same)
+
+    def show(self, work: GroupWork) -> None:
+        """After the step and once scales have followed it: what the network computes with."""
+        if self.kind.follows and self._some:
+            self._show(self._showing, self._show_constants, self._warps, False)
 
     def look(self, gradients: Tensor, flag: Tensor) -> None:
         """Raise the flag if a gradient holds NaN or infinity."""
@@ -117,7 +124,8 @@ class Launch:
         self._constants = {
             "MODE": work.mode, "GRID": which, "K": 0 if work.levels is None else len(work.levels),
             "UPDATE": 2 if work.adam else int(options["momentum"] != 0),
-            "SCALED": kind.scaled, "CLAMP": kind.clamp, "SNAP": work.snap, "FORWARD": work.forward, "OUT": kind.out,
+            "SCALED": kind.scaled and not kind.follows, "CLAMP": kind.clamp, "SNAP": work.snap,
+            "FORWARD": work.forward, "OUT": kind.out and not kind.follows,
             "FRESH": kind.fresh, "NESTEROV": bool(options.get("nesterov")),
             "DECOUPLED": bool(options.get("decoupled_weight_decay")), "SMALL": 1 - beta1 < 0.5,
             "COUNTED": work.adam and kind.done is None, "LR_THERE": lr_there, "CLIP_THERE": clip_there,
@@ -126,6 +134,9 @@ class Launch:
         }  # fmt: skip
         logs = (math.log(beta) if beta else -1e30 for beta in (beta1, beta2))
         self._counting: list[Any] = [self.tables.rows, table, self.tables.corrections, lr_at, lr, *logs]
+        self._showing: list[Any] = [self.tables.blocks, table, levels, middles, self._arguments[6], gap, 1 / gap]
+        names = ("GRID", "K", "FORWARD", "W_HALF", "OUT_HALF", "ALIGNED", "BLOCK")
+        self._show_constants = {name: self._constants[name] for name in names}
         self._made_for = work
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from askew.native.loader import load, logger
 
+VERSION = 2  # of native/step.h
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
@@ -42,6 +43,8 @@ def library() -> ctypes.CDLL | None:
         return None
     lib.askew_step.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int]
     lib.askew_step.restype = None
+    lib.askew_show.argtypes = lib.askew_step.argtypes
+    lib.askew_show.restype = None
     lib.askew_bad_gradients.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
     lib.askew_step_isa.argtypes = [ctypes.c_int]
     return lib
@@ -52,7 +55,7 @@ def _matches(lib: ctypes.CDLL) -> bool:
     layout = getattr(lib, "askew_step_layout", None)
     if layout is not None:
         layout.restype = ctypes.c_int64
-        if layout() == 1000 * RULE.itemsize + JOB.itemsize:
+        if layout() == 1_000_000 * VERSION + 1000 * RULE.itemsize + JOB.itemsize:
             return True
     logger.warning("askew's native library 'step' is out of date: build it anew (`python -m askew.native.build`)")
     return False

@@ -17,6 +17,8 @@ PAIR = tl.constexpr(0)
 EVEN = tl.constexpr(1)
 MOMENTUM = tl.constexpr(1)
 ADAPTIVE = tl.constexpr(2)
+NEAREST = tl.constexpr(1)
+SHOWN = tl.constexpr(2)
 COLUMNS = tl.constexpr(9)  # of the table: w m v out count scale n inner channels
 INFINITY = tl.constexpr(float("inf"))
 
@@ -87,6 +89,12 @@ def interval(x, u, s, value, alpha, clip, levels, middles, gap, inverse_gap, GRI
 
 
 @triton.jit
+def limit_of(radius):
+    """Infinite at 1, where everybody is captured, minus infinity at 0, where nobody is."""
+    return tl.where(radius > 0, tl.where(radius >= 1, INFINITY, radius), -INFINITY)
+
+
+@triton.jit
 def level_first(
     x, u, s, lo, hi, value, alpha, levels, middles, gap, inverse_gap,
     GRID: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr,
@@ -101,8 +109,7 @@ def level_first(
     q = tl.where(x == target, level, q)
     left, right = q - a, b - q
     inward = tl.where(left < right, left, right)
-    limit = tl.where(value > 0, tl.where(value >= 1, INFINITY, value), -INFINITY)
-    captured = inward <= limit * ((b - a) * 0.5)
+    captured = inward <= limit_of(value) * ((b - a) * 0.5)
     distance = level - q
     pull = -alpha * distance * s
     below, above = captured & (distance >= 0), captured & (distance <= 0)
@@ -117,6 +124,56 @@ def nearest(x, s, levels, middles, gap, inverse_gap, GRID: tl.constexpr, K: tl.c
     q = x / s
     a, b, middle = around(q, levels, middles, gap, inverse_gap, GRID, K)
     return tl.where(q >= middle, b, a) * s
+
+
+@triton.jit
+def shown(x, s, value, levels, middles, gap, inverse_gap, GRID: tl.constexpr, K: tl.constexpr):
+    """core.direction.shown."""
+    q = x / s
+    a, b, middle = around(q, levels, middles, gap, inverse_gap, GRID, K)
+    left, right = q - a, b - q
+    inward = tl.where(left < right, left, right)
+    captured = inward <= limit_of(value) * ((b - a) * 0.5)
+    return tl.where(captured, tl.where(q >= middle, b, a) * s, x)
+
+
+@triton.jit
+def forward(
+    x, s, value_at, levels, middles, gap, inverse_gap, FORWARD: tl.constexpr, GRID: tl.constexpr, K: tl.constexpr
+):
+    """What the network computes with."""
+    if FORWARD == NEAREST:
+        x = nearest(x, s, levels, middles, gap, inverse_gap, GRID, K)
+    if FORWARD == SHOWN:
+        x = shown(x, s, tl.load(value_at).to(tl.float32), levels, middles, gap, inverse_gap, GRID, K)
+    return x
+
+
+@triton.jit
+def show_kernel(
+    blocks, table, levels, middles, value_at, gap, inverse_gap,
+    GRID: tl.constexpr, K: tl.constexpr, FORWARD: tl.constexpr, W_HALF: tl.constexpr, OUT_HALF: tl.constexpr,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What the network computes with, of weights that have made their step, at the scales in the table."""
+    pid = tl.program_id(0)
+    number = tl.load(blocks + 2 * pid + 1)
+    entry = table + tl.load(blocks + 2 * pid) * COLUMNS
+    size = tl.load(entry + 6)
+    if ALIGNED:
+        size = tl.multiple_of(size, 16)
+    offset = number.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offset < size
+    x = tl.load(at(entry, W_HALF, ALIGNED) + offset, mask=mask, other=0.0).to(tl.float32)
+    x = forward(x, scale_at(entry, offset, mask), value_at, levels, middles, gap, inverse_gap, FORWARD, GRID, K)
+    put(at(entry + 3, OUT_HALF, ALIGNED), offset, x, mask, OUT_HALF)
+
+
+@triton.jit
+def scale_at(entry, offset, mask):
+    """The scale of each element."""
+    inner, channels = tl.load(entry + 7), tl.load(entry + 8)
+    return tl.load(at(entry + 5, False, False) + (offset // inner) % channels, mask=mask, other=1.0)
 
 
 @triton.jit
@@ -175,9 +232,7 @@ def step_kernel(
     u = tl.load(g + offset, mask=mask, other=0.0).to(tl.float32)
     s = 1.0
     if SCALED:
-        inner, channels = tl.load(entry + 7), tl.load(entry + 8)
-        scale = at(entry + 5, False, False)
-        s = tl.load(scale + (offset // inner) % channels, mask=mask, other=1.0)
+        s = scale_at(entry, offset, mask)
     if LR_THERE:
         lr = tl.load(lr_at).to(tl.float32)
     if CLIP_THERE:
@@ -233,6 +288,5 @@ def step_kernel(
         x = nearest(x, s, levels, middles, gap, inverse_gap, GRID, K)
     put(w, offset, x, mask, W_HALF)
     if OUT:
-        if FORWARD:
-            x = nearest(x, s, levels, middles, gap, inverse_gap, GRID, K)
+        x = forward(x, s, value_at, levels, middles, gap, inverse_gap, FORWARD, GRID, K)
         put(at(entry + 3, OUT_HALF, ALIGNED), offset, x, mask, OUT_HALF)

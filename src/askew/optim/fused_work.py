@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,8 @@ from torch import Tensor
 from torch.optim import SGD
 
 from askew.core import LevelSet
-from askew.methods.askew import EpsilonSkew, LevelFirstSkew, RoundedLevelFirst
+from askew.core.scale import Per, scales_of
+from askew.methods.askew import EpsilonSkew, LevelFirstSkew, ReversibleLevelFirst, RoundedLevelFirst
 from askew.methods.binaryconnect import BinaryConnect
 from askew.optim.checks import Group
 from askew.optim.sharding import aligned, local
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
 PLAIN, INTERVAL, LEVEL_FIRST = range(3)  # native/step.h
 MODES = {EpsilonSkew: INTERVAL, LevelFirstSkew: LEVEL_FIRST, RoundedLevelFirst: LEVEL_FIRST}  # others: PLAIN
-ROUNDING = (BinaryConnect, RoundedLevelFirst)  # the network computes with the nearest levels of latent weights
+COPY, NEAREST, SHOWN = range(3)  # what the network computes with (native/step.h)
+FORWARD = {BinaryConnect: NEAREST, RoundedLevelFirst: NEAREST, ReversibleLevelFirst: SHOWN}  # of latent weights
 
 
 @dataclass
@@ -34,7 +37,7 @@ class GroupWork:
     alpha: float
     clip: float | Tensor
     snap: bool
-    forward: bool
+    forward: int
     adam: bool
     lr: float | Tensor
     options: Group  # betas, eps, weight_decay, momentum, .. as torch keeps them
@@ -53,6 +56,7 @@ class ParamWork:
     v: Tensor | None
     out: Tensor | None
     scale: Tensor | None
+    follows: bool  # the scale is measured after the step, before `out` is made
     clamp: bool
     step: Tensor | None
     fresh: bool
@@ -71,8 +75,8 @@ def group_work(optimizer: MethodOptimizer, position: int, group: Group, last: bo
         value=optimizer._value_dials.at(position, devices[0]) if devices else None,
         alpha=0.0 if levels is None else group["alpha"],
         clip=1.0 if levels is None else optimizer._clip(group),
-        snap=mode == LEVEL_FIRST and last,
-        forward=levels is not None and type(method) in ROUNDING,
+        snap=levels is not None and isinstance(method, LevelFirstSkew) and last,
+        forward=COPY if levels is None else FORWARD.get(type(method), COPY),
         adam=type(optimizer.base) is not SGD,
         lr=group["lr"],
         options=group,
@@ -80,7 +84,7 @@ def group_work(optimizer: MethodOptimizer, position: int, group: Group, last: bo
 
 
 def param_work(
-    optimizer: MethodOptimizer, position: int, work: GroupWork, p: Tensor, scale: Tensor | None
+    optimizer: MethodOptimizer, position: int, work: GroupWork, p: Tensor, scale: Tensor | None, follows: bool = False
 ) -> ParamWork:
     """The arrays of one parameter, laid out alike; makes the base's state as its own step would."""
     memory, state = optimizer._memory.get(p, {}), optimizer.base.state
@@ -107,11 +111,26 @@ def param_work(
         v=v,
         out=None if w is p else local(p),
         scale=None if scale is None else local(scale),
+        follows=follows,
         clamp=bool(levels and clamped and (work.options["scale"] == "none" or "scale" in memory)),
         step=step,
         fresh=fresh,
         state=state.get(p, {}),
     )
+
+
+def follow(groups: Sequence[GroupWork], works: Sequence[ParamWork]) -> None:
+    """After the step of weights whose scales follow them: measure the scales anew, in place."""
+    for position in dict.fromkeys(work.position for work in works):
+        own, options = [work for work in works if work.position == position], groups[position].options
+        found = scales_of([work.w for work in own], options["levels"], options["scale"], options["per"])
+        torch._foreach_copy_([work.scale for work in own], found)  # pyright: ignore
+
+
+def room_for_scale(w: Tensor, per: Per) -> Tensor:
+    """Where the scale of w will be put."""
+    shape = () if per == "tensor" else (len(w), *(1,) * (w.ndim - 1))
+    return torch.empty(shape, dtype=torch.float32, device=w.device)
 
 
 def gradient(p: Tensor, w: Tensor) -> Tensor:

@@ -206,7 +206,8 @@ def training(
     named = {"affine": False, **experiment.base, **config.own(), **settings}
     own = named.pop("epochs", config.passes)
     epochs = own if config.epochs is None else config.epochs
-    fields = {**unnamed(method, named.get("schedule", "cosine")), **named, **smaller_batch(config, named)}
+    usual = {**unnamed(method, named.get("schedule", "cosine")), **unscaled(method, named)}
+    fields = {**usual, **named, **smaller_batch(config, named)}
     return ImageTraining(
         data=config.data,
         method=method,
@@ -222,6 +223,12 @@ def training(
         row=TableRow(name, key, config.out, {"key": key, "label": look(method).label} | about),
         **fields,
     )
+
+
+def unscaled(method: str, named: Settings) -> Settings:
+    """No scale at one bit unless a table names it, whatever the recipe of the data set has."""
+    recipe = DATASETS[named["dataset"]].recipes.get(method)
+    return {"scale": "none"} if recipe and recipe.scale and named.get("bits", 1) == 1 else {}
 
 
 def smaller_batch(config: ImageRuns, named: Settings) -> Settings:

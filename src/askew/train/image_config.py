@@ -32,11 +32,13 @@ from askew.train.recipes import (
     Dataset,
     Model,
     Recipe,
+    method_for,
 )
 from askew.train.record import plain
 from askew.train.teacher import SHARE
 
 HISTOGRAMS = (0.2, 0.39, 0.55, 0.99, 1.0)  # parts of the run; of 100 epochs, the paper's 20, 39, 55, 99 and the end
+AUTO = "auto"  # the method that is best where it is asked for
 RECIPE_FIELDS = tuple(f.name for f in fields(Recipe))
 OF_IMAGENET = ("resize", "crop", "val_map", "workers")  # settings that only ImageNet has
 
@@ -62,8 +64,9 @@ class ImageTraining:
     """Folder with the data set as its makers give it; nothing is downloaded."""
     dataset: tyro.conf.Positional[Dataset] = "cifar10"
     """Which data set."""
-    method: str = "askew-level-first"
-    """full-precision, askew-level-first, askew, or a rival: binaryconnect, proxquant, parq, ..."""
+    method: str = AUTO
+    """full-precision, askew-level-first, askew, or a rival: binaryconnect, proxquant, parq, ... (auto: level-first, on
+    TinyImageNet at one bit its reversible form)."""
     bits: int = 1
     """Bits a weight: 1 is {-1, +1}, 2 to 8 the integers of that width with a scale a layer."""
     activation_bits: int | None = None
@@ -74,7 +77,8 @@ class ImageTraining:
     per: Per | None = None
     """A weight scale for each tensor or each channel (tensor if not given)."""
     scale: Fitted | None = None
-    """How a weight scale is found: sawb or abs-mean (if not given, sawb, and no scale at 1 bit)."""
+    """How a weight scale is found: sawb, abs-mean or none (if not given, sawb, and none at 1 bit but for the reversible
+    form on TinyImageNet)."""
     sign_gradient: SignGradient | None = None
     """What stands for the derivative of a sign: tanh (the paper's), clip or quadratic (one-bit activations)."""
     gradient_bits: int | None = None
@@ -172,10 +176,12 @@ class ImageTraining:
     row: Annotated[TableRow | None, tyro.conf.Suppress] = None
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"no method named {self.method!r}; known: {', '.join(METHODS)}")
         if self.dataset not in DATASETS:
             raise ValueError(f"no data set named {self.dataset!r}; known: {', '.join(DATASETS)}")
+        if self.method == AUTO:
+            object.__setattr__(self, "method", method_for(self.dataset, self.bits))
+        if self.method not in METHODS:
+            raise ValueError(f"no method named {self.method!r}; known: {', '.join(METHODS)}")
         if self.model not in (None, *WIDTHS):
             raise ValueError(f"no model named {self.model!r}; known: {', '.join(WIDTHS)}")
         if self.model == "vgg-small" and self.dataset != "cifar10":
@@ -354,6 +360,7 @@ class ImageTraining:
         elsewhere |= {"tensorboard", "keep_every", "keep_steps", "keep_best"}
         own = {k: v for k, v in asdict(self).items() if k not in elsewhere and k not in RECIPE_FIELDS}
         own["average"], own["weight_decay"] = self.recipe.average or None, self.recipe.weight_decay or None
+        own["scale"] = None if self.recipe.scale == "none" else self.recipe.scale
         own["affine"], own["affine_rate"] = self.learns_norms or None, self.vector_rate
         own["init"] = None if self.init is None else self.init.name
         own["teacher"] = None if self.teacher is None else self.teacher.name

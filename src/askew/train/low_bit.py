@@ -17,13 +17,12 @@ from askew.nn import Sign, quantize_activations, quantize_gradients
 from askew.nn.gradients import LEAST, MOST
 from askew.nn.kinds import LAYERS
 from askew.nn.straight_through import SignGradient
+from askew.train.recipes import Fitted
 
 if TYPE_CHECKING:
     from askew.train.image_config import ImageTraining
 
 Form = Literal["int", "symmetric", "paper", "ternary"]
-Fitted = Literal["sawb", "abs-mean"]
-
 
 CHOICES = {
     "form": get_args(Form),
@@ -46,7 +45,9 @@ def check(config: ImageTraining) -> None:
             raise ValueError(f"{name} must be one of {', '.join(kinds)}, got {getattr(config, name)!r}")
     if config.bits == 1 and config.form is not None:
         raise ValueError("form is a setting of 2 to 8 bits; weights of one bit are -1 and +1")
-    if config.bits == 1 and config.per is not None and config.scale is None:
+    if config.bits > 1 and config.scale == "none":
+        raise ValueError("scale none is a setting of one bit: more levels have a scale that fits them to the weights")
+    if config.bits == 1 and config.per is not None and config.recipe.scale in (None, "none"):
         raise ValueError("per is a setting of a scale, which weights of one bit have with --scale abs-mean alone")
     if config.method == "full-precision" and (config.bits, config.form, config.per, config.scale) != (1, *[None] * 3):
         raise ValueError("bits, form, per and scale are of weights on levels; full-precision has none: leave them out")
@@ -69,7 +70,7 @@ def scale(config: ImageTraining, method: Method | None = None) -> ScaleKind:
         return "sawb"
     if isinstance(method, Parq) and method.levels == "lsbq":
         return "none"
-    return config.scale or ("none" if config.bits == 1 else "sawb")
+    return config.recipe.scale or ("none" if config.bits == 1 else "sawb")
 
 
 def model_options(config: ImageTraining) -> dict[str, Any]:

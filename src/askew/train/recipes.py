@@ -13,6 +13,7 @@ from askew.train.config import Schedule
 Dataset = Literal["cifar10", "tiny-imagenet", "imagenet"]
 Model = Literal["vgg-small", "resnet18"]
 By = Literal["radius", "quantile"]
+Fitted = Literal["none", "sawb", "abs-mean"]
 EPSILON, CAPTURE = "askew", "askew-level-first"
 DITHERED, ROUNDED = "askew-level-first-dithered", "askew-level-first-rounded"
 REVERSIBLE = "askew-level-first-reversible"
@@ -23,7 +24,8 @@ LEVELS_FIRST = (CAPTURE, DITHERED, ROUNDED, REVERSIBLE)
 class Recipe:
     """Learning rate of Adam, its schedule, weight decay; ASkew's annealing; the running mean; the method's options.
 
-    batch: images a step, where it is not the data set's usual number.
+    batch: images a step, where it is not the data set's usual number; scale: of the weights, where it is not the
+    usual one of their bits.
     """
 
     lr: float = 0.03
@@ -34,6 +36,7 @@ class Recipe:
     milestones: tuple[float, ...] = (0.2, 0.4)
     factor: float = 0.5
     weight_decay: float = 0.0
+    scale: Fitted | None = None
     alpha: float | None = None
     start: float = 0.5
     end: float = 0.97
@@ -92,7 +95,7 @@ USERS: dict[str, tuple[str, ...]] = {
 class DataDefaults:
     """What a data set asks for: net, batch, padding of crops, steps between logged points, a ResNet's stem, epochs.
 
-    recipes, few_bit_recipes: its own, at one bit and at more.
+    recipes, few_bit_recipes: its own, at one bit and at more; one_bit: the method, if none is named, at one bit.
     """
 
     model: Model
@@ -101,6 +104,7 @@ class DataDefaults:
     log_every: int
     stem: Stem | None = None
     epochs: int = 100
+    one_bit: str = CAPTURE
     recipes: Mapping[str, Recipe] = field(default_factory=dict)
     few_bit_recipes: Mapping[str, Recipe] = field(default_factory=dict)
 
@@ -115,11 +119,13 @@ DATASETS: dict[str, DataDefaults] = {
         log_every=500,
         stem="tiny",
         epochs=40,
+        one_bit=REVERSIBLE,
         recipes={
             "full-precision": Recipe(lr=0.01, weight_decay=0.3),
             "proxquant": Recipe(lr=0.03, options={"rate": 2e-4}),
             "parq": Recipe(lr=0.01, weight_decay=0.1, options={"anneal_end": 0.9}),
             ROUNDED: Recipe(lr=0.03, alpha=0.05),
+            REVERSIBLE: Recipe(lr=0.01, weight_decay=0.1, scale="abs-mean", start=0.2, end=0.7),
         },
         few_bit_recipes={  # without decay real weights overfit before the levels count
             "luq": DECAYED,
@@ -133,3 +139,8 @@ DATASETS: dict[str, DataDefaults] = {
 }
 WIDTHS: dict[Model, int] = {"vgg-small": 128, "resnet18": 64}  # channels of the first layer
 AFFINE_RATE = 0.3  # learning rate of BatchNorm's scales and biases, which start at 1 and 0, as part of the weights'
+
+
+def method_for(dataset: Dataset, bits: int) -> str:
+    """The method that is taken if none is named: level-first, in the form that is best on that data set."""
+    return DATASETS[dataset].one_bit if bits == 1 else CAPTURE

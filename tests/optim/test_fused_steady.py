@@ -89,6 +89,27 @@ def test_steps_with_new_gradients_and_scalars_are_steady(monkeypatch):
     assert calls == []
 
 
+@native
+@pytest.mark.parametrize("scale", ["none", "abs-mean", "sawb"])
+def test_scales_that_follow_the_step_leave_it_steady_until_the_last(scale, monkeypatch):
+    """They are measured into the same place each time; the last step has frozen ones, and so other work."""
+    runs = []
+    for form in (True, False):
+        torch.manual_seed(0)
+        ps = [nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(5, 3))]
+        schedule = askew.LevelFirst(start=0.0, end=0.8, reversible=True)
+        base = Adam([{"params": ps, "levels": askew.uniform(2, "symmetric")}], lr=0.1)
+        opt = askew.ASkew(base, schedule, scale=scale, total_steps=8, nonfinite="ignore", fused=form)
+        calls = prepared(opt, monkeypatch)
+        for _ in range(8):
+            new_gradients(ps)
+            opt.step()
+        assert not form or calls == ([1] if scale == "none" else [1, 8])
+        runs.append([p.detach() for p in ps])
+    for a, b in zip(*runs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
 CHANGES = {
     "moments": lambda ps, opt: opt.state[ps[0]].update(exp_avg=torch.zeros(4, 8)),
     "state": lambda ps, opt: opt.state.pop(ps[1]),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from askew.methods.askew import LevelFirstSkew
+from askew.optim.fused_work import FORWARD, MODES
 from askew.optim.sharding import is_sharded
 
 if TYPE_CHECKING:
@@ -46,15 +47,16 @@ class Tensors:
         self._inside = _inside(self._states), _inside(self._memories)
         self._kinds = _kinds(optimizer)
         self._waiting = waits(optimizer)
+        self._following = any(_moves(optimizer, group, p) for group in optimizer.param_groups for p in group["params"])
 
     @classmethod
     def of(cls, optimizer: MethodOptimizer) -> Tensors | None:
         """None where a step has to be prepared each time: cut tensors, moving scales, gradients laid out otherwise."""
         waiting = waits(optimizer)
         for group in optimizer.param_groups:
-            follows = group["levels"] is not None and group["scale"] != "none" and not waiting
             for p in group["params"]:
-                if is_sharded(p) or (follows and "scale" not in optimizer._memory.get(p, ())):
+                before = not waiting and not follows_after(optimizer)  # is the scale measured before each step?
+                if is_sharded(p) or (before and _moves(optimizer, group, p)):
                     return None
                 if p.grad is not None and (type(p.grad) is not Tensor or p.grad.stride() != p.stride()):
                     return None
@@ -66,6 +68,8 @@ class Tensors:
         if len(groups) != len(self._lists) or not all(map(_same, [g["params"] for g in groups], self._lists)):
             return None
         if _kinds(optimizer) != self._kinds or waits(optimizer) != self._waiting:
+            return None
+        if self._following and not self._waiting and not follows_after(optimizer):
             return None
         states, memories = list(optimizer.state.values()), list(optimizer._memory.values())
         if not (_same(states, self._states) and _same(memories, self._memories)):
@@ -86,6 +90,17 @@ def waits(optimizer: MethodOptimizer) -> bool:
     return type(optimizer.method) is LevelFirstSkew and not (
         clock.last or optimizer.annealing.started(clock, optimizer.plateau)
     )
+
+
+def follows_after(optimizer: MethodOptimizer) -> bool:
+    """Does the coming step ask for a scale that follows the weights only once they have moved?"""
+    after = type(optimizer.method) in FORWARD and type(optimizer.method) not in MODES
+    return after and not optimizer._freezes(optimizer.clock)
+
+
+def _moves(optimizer: MethodOptimizer, group: dict[str, Any], p: Tensor) -> bool:
+    """Is there a scale that is not frozen?"""
+    return group["levels"] is not None and group["scale"] != "none" and "scale" not in optimizer._memory.get(p, ())
 
 
 def _kinds(optimizer: MethodOptimizer) -> list[Any]:

@@ -34,7 +34,7 @@ def test_record_and_table(tmp_path):
     latent = facts["binaryconnect"]["held_bytes"] - facts["askew-level-first"]["held_bytes"]
     assert latent > 4 * _weights(4)  # a second copy of the weights
     (grid,) = present([record]).tables
-    assert len(grid.rows) == 9 and record.environment["cpu"] in grid.title
+    assert len(grid.rows) == 1 + len(ONE_BIT) and record.environment["cpu"] in grid.title
     assert f"{facts['binaryconnect']['ratio']:.3f}" in grid.rows[1][1]
     assert grid.rows[0][5].endswith(" (1.00)")
 

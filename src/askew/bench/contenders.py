@@ -24,6 +24,7 @@ class Steps(Protocol):
 RUN = 10**6  # steps of the pretended run, so that annealing is under way and never ends
 PAPER = Exponential(K=0.9999, start=0, period=1)
 OURS = LevelFirst(start=0.0, end=0.9)
+AGAIN = LevelFirst(start=0.0, end=0.9, reversible=True)
 LATER = LevelFirst(start=0.8, end=0.9)  # has not begun in the middle of the run: scales still follow their weights
 BINARY = binary()
 FOUR: dict[str, Any] = {"levels": uniform(4), "scale": "sawb", "per": "channel", "nonfinite": "ignore"}
@@ -78,6 +79,8 @@ CONTENDERS: dict[str, Callable[[Params], Steps]] = {
     "ASkew, level-first, gradients checked": _askew(OURS),
     "ASkew, level-first, 4 bits, scale frozen": _askew(OURS, **FOUR),
     "ASkew, level-first, 4 bits, scale followed": _askew(LATER, **FOUR),
+    "ASkew, level-first, reversible": _askew(AGAIN, nonfinite="ignore"),
+    "ASkew, level-first, reversible, scale followed": _askew(AGAIN, scale="abs-mean", nonfinite="ignore"),
     "ASkew, level-first, wrapped": _askew(OURS, {"fused": True}, nonfinite="ignore", fused=False),
     "BinaryConnect": _binaryconnect,
     "PARQ, hard": _parq(hard=True),

@@ -25,7 +25,8 @@ from askew.train.record import Record, writable_folder
 
 EXPERIMENT = "bench-train"
 REFERENCE = "full-precision"
-ONE_BIT = ("binaryconnect", "md-tanh", "proxquant", "projected", "adaste", "parq", "askew", "askew-level-first")
+OURS = ("askew-level-first", "askew-level-first-reversible")
+ONE_BIT = ("binaryconnect", "md-tanh", "proxquant", "projected", "adaste", "parq", "askew", *OURS)
 LOOKS = 7  # diagnoses that are timed
 
 

@@ -271,7 +271,16 @@ def test_which_first_layers(on_cpu):
 
 # -- in the networks --------------------------------------------------------------------------------------------------
 
+def strided():
+    """The first layer of larger images, and a block."""
+    norm_and_pool = nn.BatchNorm2d(16, affine=False), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)
+    first = Chain(nn.Conv2d(3, 16, 7, 2, padding=3, bias=False), *norm_and_pool)
+    block = BasicBlock(16, 16, 1, nn.ReLU)
+    return nn.Sequential(first, block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10, bias=False))
+
+
 MAKE = {
+    "strided": strided,
     "vgg": lambda: VGGSmall(width=16, image=16),
     "vgg-pool-first": lambda: VGGSmall(width=16, image=16, pool_first=True),
     "vgg-affine": lambda: VGGSmall(width=16, image=16, affine=True),
@@ -306,7 +315,7 @@ def test_networks_compute_the_same(on_cpu, kind, monkeypatch):
     monkeypatch.setattr(norm, "_norm", lambda *a, inner=norm._norm: used.append(1) or inner(*a))
     monkeypatch.setattr(norm, "_pooled", lambda *a, inner=norm._pooled: used.append(1) or inner(*a))
     y, gradients, state = trained(MAKE[kind], torch.float32)
-    assert len(used) == (6 if "vgg" in kind else 17)
+    assert len(used) == (3 if kind == "strided" else 6 if "vgg" in kind else 17)
     with unfused():
         expected, expected_gradients, expected_state = trained(MAKE[kind], torch.float32)
     assert close(y, expected, 1e-4)
@@ -316,18 +325,19 @@ def test_networks_compute_the_same(on_cpu, kind, monkeypatch):
         assert close(state[name], value, 1e-4), name
 
 
-@pytest.mark.parametrize("kind", ["vgg", "vgg-affine", "vgg-signs", "vgg-quantized", "resnet", "resnet-tiny"])
+@pytest.mark.parametrize("kind", ["vgg", "vgg-affine", "vgg-signs", "vgg-quantized", "resnet", "strided"])
 def test_one_graph_for_the_compiler(on_cpu, kind):
     """In bfloat16, first layer included: without a break, and what it gives is what it gives uncompiled.
 
-    Not to the bit for a first layer of stride 2: a convolution of blocks, which may add up in another order there.
+    Roughly so for a first layer of stride 2: a convolution of blocks, which may add up in another order there.
     """
     torch.compiler.reset()
     found, expected = (trained(MAKE[kind], torch.bfloat16, compiled) for compiled in (True, False))
-    assert close(found[0], expected[0], 1e-2)
+    share = 2e-2 if kind == "strided" else 1e-3
+    assert close(found[0], expected[0], share)
     for part in (1, 2):
         for name, value in expected[part].items():
-            assert close(found[part][name], value, 2e-2 if kind == "resnet-tiny" else 1e-3), name
+            assert close(found[part][name], value, share), name
 
 
 def test_a_quantizer_behind_a_block_s_relu(on_cpu, monkeypatch):

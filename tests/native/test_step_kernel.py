@@ -82,7 +82,9 @@ def test_a_library_of_other_sources_is_not_called(monkeypatch):
     assert not fused_native._matches(_Library(lambda: 7))  # type: ignore[arg-type]
     assert not fused_native._matches(object())  # type: ignore[arg-type]
     assert len(told) == 2 and all("out of date" in line for line in told)
-    assert fused_native._matches(_Library(lambda: 1000 * RULE.itemsize + JOB.itemsize))  # type: ignore[arg-type]
+    own = 1_000_000 * fused_native.VERSION + 1000 * RULE.itemsize + JOB.itemsize
+    assert not fused_native._matches(_Library(lambda: own - 1_000_000))  # type: ignore[arg-type]
+    assert fused_native._matches(_Library(lambda: own))  # type: ignore[arg-type]
 
 
 class _Library:

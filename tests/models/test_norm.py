@@ -271,6 +271,7 @@ def test_which_first_layers(on_cpu):
 
 # -- in the networks --------------------------------------------------------------------------------------------------
 
+
 def strided():
     """The first layer of larger images, and a block."""
     norm_and_pool = nn.BatchNorm2d(16, affine=False), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)

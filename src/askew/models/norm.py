@@ -4,8 +4,8 @@ The modules stay what they are, with their names, buffers and state dicts. While
 channels-last, BatchNorm2d followed by nn.ReLU or a sign runs as the operators of `norm_ops`, `norm_pool` and
 `norm_stem`; anywhere else, and for any other module, hook or layout, the modules run one after another. A sign is a
 module that says so: `fused_as` names its gradient (see `askew.nn.Sign`). A quantizer behind a ReLU runs by itself. A
-first convolution of stride 2 runs as that of `few_channels`, in evaluation as well. The operators have first
-derivatives only, and none for torch.func: inside `unfused()` the modules run by themselves.
+first convolution of stride 2 runs as that of `few_channels`. The operators have first derivatives only, and none for
+torch.func: inside `unfused()` the modules run by themselves.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _advance(layers: Sequence[nn.Module], x: Tensor) -> tuple[Tensor, int]:
     if len(layers) > 2 and starts(x, *layers[:3]):
         return _stem(x, *layers[:3]), 3  # pyright: ignore[reportArgumentType]
     if strides(x, layers[0]):
-        return blocked(x, layers[0].weight), 1  # pyright: ignore[reportArgumentType]
+        return blocked(x.to(_dtype(x)), layers[0].weight), 1  # pyright: ignore[reportArgumentType]
     if len(layers) > 1 and fuses(x, layers[0], layers[1]):
         pooled = len(layers) > 2 and fused_as(layers[1]) == "relu"
         if pooled and overlaps(x, layers[2]):
@@ -144,6 +144,7 @@ def strides(x: Tensor, conv: nn.Module) -> bool:
         _fusing
         and x.device.type in DEVICES
         and _is_plain(conv, nn.Conv2d)
+        and conv.training
         and not x.requires_grad
         and conv.in_channels <= 4
         and fits(x, conv)

@@ -24,6 +24,8 @@ from askew.paper import (
     low_bit_report,
     low_bit_words,
     tiny_low,
+    tiny_taught,
+    tiny_w1,
 )
 from askew.paper.cifar_affine import CifarAffine
 from askew.paper.cifar_few import CifarFew
@@ -35,6 +37,8 @@ from askew.paper.cifar_w1a1_taught import CifarW1A1Taught
 from askew.paper.imagenet_low import ImageNetLow
 from askew.paper.images_common import KINDS
 from askew.paper.tiny_low import TinyLow
+from askew.paper.tiny_taught import TinyTaught
+from askew.paper.tiny_w1 import TinyW1
 from askew.train.image_config import ImageTraining
 from askew.train.recipes import DATASETS
 from askew.train.record import Record, load
@@ -48,7 +52,10 @@ TABLES = {
     "cifar-affine": (cifar_affine.TABLE, CifarAffine),
     "cifar-taught": (cifar_taught.TABLE, CifarTaught),
     "cifar-w1a1-taught": (cifar_w1a1_taught.TABLE, CifarW1A1Taught),
+    "tiny-taught": (tiny_taught.TABLE, TinyTaught),
 }
+LIKE = {"cifar-taught": "cifar-w1", "cifar-w1a1-taught": "cifar-w1a1", "tiny-taught": "tiny-w1"}
+AFFINE = {"cifar-taught": "one-bit nets", "cifar-w1a1-taught": "all", "tiny-taught": "none"}
 TAUGHT = [name for name in TABLES if name.endswith("-taught")]
 
 
@@ -254,14 +261,22 @@ def test_taught_rows_have_full_precision_of_their_seed_as_teacher(name: str, tmp
         taught = job.row.key.endswith("-taught-best")
         file = folder / f"{name}-full-precision-w32a32-best-seed{job.seed}/last.pt"
         assert (job.teacher, job.teacher_share) == ((file, cifar_taught.SHARE) if taught else (None, None))
-        assert job.affine == (name == "cifar-w1a1-taught" or job.method != "full-precision")
+        assert job.affine == (AFFINE[name] == "all" or (AFFINE[name] != "none" and job.method != "full-precision"))
     makers = [image_runs.checkpoint(job) for job in jobs if job.teacher is None]
     assert len(makers) == 2 and {job.teacher for job in jobs if job.teacher} == set(makers)
     some = low_bit.plan(table, kind(tmp_path, device="cpu", seeds=1, methods=("parq",)))
     assert [(job.method, job.teacher is None) for job in some] == [("full-precision", True), ("parq", False)]
-    like = "cifar-w1" if name == "cifar-taught" else "cifar-w1a1"
-    with pytest.raises(ValueError, match=f"no search of its own: its settings are those of {like}$"):
+    with pytest.raises(ValueError, match=f"no search of its own: its settings are those of {LIKE[name]}$"):
         kind(tmp_path, search=True)
+
+
+def test_taught_nets_of_tinyimagenet_have_the_epochs_and_settings_of_its_table(tmp_path: Path) -> None:
+    jobs = low_bit.plan(tiny_taught.TABLE, TinyTaught(tmp_path, seeds=1, device="cpu"))
+    like = {job.method: job for job in image_runs.plan(tiny_w1.EXPERIMENT, TinyW1(tmp_path, seeds=1, device="cpu"))}
+    assert {job.passes for job in jobs} == {tiny_w1.EPOCHS}
+    for job in jobs:
+        plain = replace(job, teacher=None, teacher_share=None, out=like[job.method].out, row=like[job.method].row)
+        assert plain.settings() == like[job.method].settings() and plain.recipe == like[job.method].recipe
 
 
 def test_a_table_says_which_batchnorm_its_nets_have(tmp_path: Path) -> None:
@@ -269,6 +284,7 @@ def test_a_table_says_which_batchnorm_its_nets_have(tmp_path: Path) -> None:
     learnt = "BatchNorm, which has a learnt scale and bias for each channel"
     assert f"{learnt}, full precision's without affine" in leads["cifar-taught"]
     assert f"{learnt})" in leads["cifar-w1a1-taught"]
+    assert "no biases, BatchNorm without affine)" in leads["tiny-taught"]
     plain = low_bit_report.present(TABLES["cifar-w1a1"][0], records("cifar-w1a1", tmp_path, {}, 1)).lead
     assert "no biases, BatchNorm without affine)" in plain
 

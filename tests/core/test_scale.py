@@ -208,3 +208,10 @@ def test_several_tensors_at_once_have_the_scales_of_each(bits, kind, per):
                 mine.float(), theirs, rtol=2e-5, atol=1e-37
             )  # nothing but zeros: the least there is
     assert scales_of([torch.empty(0, 3)], levels, kind, "tensor")[0] > 0
+
+
+@pytest.mark.parametrize("kind", ["abs-mean", "sawb"])
+def test_large_tensors_at_once_lose_nothing(kind):
+    w = torch.randn(2**22, generator=torch.Generator().manual_seed(0)) * 0.02
+    (found,) = scales_of([w], uniform(4), kind)
+    torch.testing.assert_close(found.double(), scale_of(w.double(), uniform(4), kind), rtol=2e-6, atol=0)

@@ -102,3 +102,30 @@ def test_diagnostics_look_at_what_the_network_sees() -> None:
     on_level = (w.detach().abs() == 1).float().mean().item()
     assert 0 < on_level < 1 and (opt.underlying(w).detach().abs() < 1).all()
     assert askew.diagnose(opt).overall.feasible == pytest.approx(on_level)
+
+
+@pytest.mark.parametrize("scale", ["none", "abs-mean"])
+@pytest.mark.parametrize("wrong", ["the levels", "the copy", "noise"])
+def test_a_file_of_other_weights_gets_those_of_its_copy(wrong, scale) -> None:
+    """All on their levels, or all as they are optimised, is not what the network computes with half way."""
+    torch.manual_seed(0)
+    gradients = torch.randn(4, 6, 6)
+
+    def make() -> tuple[nn.Parameter, askew.ASkew]:
+        w = nn.Parameter(torch.linspace(-0.9, 0.9, 36).view(6, 6))
+        base = torch.optim.Adam([{"params": [("w", w)], "levels": askew.binary()}], lr=0.02)
+        return w, askew.ASkew(base, askew.LevelFirst(0.0, 0.9, reversible=True), scale=scale, total_steps=10)
+
+    w, opt = make()
+    for push in gradients:
+        w.grad = push.clone()
+        opt.step()
+    ((_, _, site),) = opt.weights()
+    latent = opt.underlying(w).detach()
+    others = {"the levels": opt.method.final(latent, site), "the copy": latent, "noise": torch.randn(6, 6)}
+    v, other = make()
+    with torch.no_grad():
+        v.copy_(others[wrong])
+    assert not torch.equal(v, w)
+    other.load_state_dict(opt.state_dict())
+    torch.testing.assert_close(v.detach(), w.detach(), rtol=1e-5, atol=0)

@@ -51,7 +51,7 @@ SCALED += [
 SCALED += [] if INTERPRETED else [((100, 128, 32, 32), B, kind, "relu") for kind in KINDS]
 SCALED += [] if INTERPRETED else [((100, 128, 32, 32), B, "plain", "tanh")]
 POOLED = [((3, 5, 4, 6), F), ((2, 64, 8, 8), B), ((5, 96, 6, 2), H), ((2, 200, 2, 2), F), ((9, 16, 10, 10), B)]
-POOLED += [] if INTERPRETED else [((100, 64, 32, 32), B)]
+POOLED += [((1, 5, 2, 2), F)] if INTERPRETED else [((100, 64, 32, 32), B), ((1, 5, 2, 2), F)]
 STEMS = [((3, 3, 6, 5), 48, H), ((2, 1, 4, 4), 16, H), ((5, 2, 7, 9), 200, H)]
 STEMS += [((6, 3, 16, 16), 128, F), ((3, 3, 7, 9), 16, F)] if INTERPRETED else [((100, 3, 32, 32), 128, B)]
 

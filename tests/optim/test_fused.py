@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import askew
 from askew.core import Constant, LevelSet, oracle
 from askew.core.levels import nearest
+from askew.methods.askew import ReversibleLevelFirst
 from askew.methods.base import FullPrecision
 from askew.methods.binaryconnect import BinaryConnect
 from askew.native import loader
@@ -370,6 +371,62 @@ def test_a_master_copy_is_the_float32_run(schedule):
     assert torch.equal(w.detach(), v.detach().bfloat16())
     with pytest.raises(ValueError, match="fused"):
         make(start.clone(), master=True, fused=False)
+
+
+LATENT = {
+    "binaryconnect": lambda base, **more: MethodOptimizer(base, BinaryConnect(), total_steps=10, **more),
+    "reversible": lambda base, **more: askew.ASkew(base, REVERSIBLE, total_steps=10, **more),
+}
+
+
+@pytest.mark.parametrize("master", [True, False])
+@pytest.mark.parametrize("scale", ["none", "sawb"])
+@pytest.mark.parametrize("form", ["binaryconnect", "reversible"])
+def test_bfloat16_weights_of_methods_with_a_copy_go_on_from_a_file(form, scale, master):
+    """What the network computes with is made of the copy as it is kept, and stays to the bit."""
+    g = torch.Generator().manual_seed(0)
+    gradients = torch.randn(8, 40, 60, generator=g).bfloat16()
+    start = torch.randn(40, 60, generator=g).bfloat16()
+
+    def make():
+        w = nn.Parameter(start.clone())
+        base = AdamW([{"params": [w], "levels": askew.uniform(4)}], lr=0.2)
+        return w, LATENT[form](base, scale=scale, master=master, fused=True, nonfinite="ignore")
+
+    def go(w, opt, steps):
+        for k in steps:
+            w.grad = gradients[k].clone()
+            opt.step()
+
+    w, opt = make()
+    go(w, opt, range(4))
+    ((_, _, site),) = opt.weights()
+    again = opt.method.forward_weight(opt.underlying(w), site).bfloat16()
+    assert (w.detach() != again).double().mean() <= (0.0 if scale == "none" else 0.01)  # a scale rounds, too
+    v, other = make()
+    with torch.no_grad():
+        v.copy_(w)
+    other.load_state_dict(copy.deepcopy(opt.state_dict()))
+    assert torch.equal(v.detach(), w.detach())
+    go(w, opt, range(4, 8))
+    go(v, other, range(4, 8))
+    assert torch.equal(v.detach(), w.detach()) and torch.equal(other.underlying(v), opt.underlying(w))
+
+
+def test_a_scale_that_is_frozen_does_not_clamp_what_reversible_capture_moves():
+    """As in the wrapped step: only weights without a scale are held within the levels."""
+    runs = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        w = nn.Parameter(torch.randn(30) * 3)
+        base = SGD([{"params": [w], "levels": askew.binary()}], lr=1.0)
+        method, schedule = ReversibleLevelFirst(), askew.LevelFirst(start=0, end=8)
+        opt = MethodOptimizer(base, method, schedule, scale="abs-mean", clamp=True, total_steps=10, fused=fused)
+        for k in range(3):
+            w.grad = torch.full_like(w, 1.0 - k)
+            opt.step()
+        runs.append(opt.underlying(w).clone())
+    assert ulps(*runs, 1.0) <= FEW and runs[0].abs().max() > 4
 
 
 def test_a_dict_without_master_copies_makes_them():

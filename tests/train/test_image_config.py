@@ -41,6 +41,7 @@ def test_the_method_that_is_taken_if_none_is_named():
     plain = replace(tiny, scale="none", weight_decay=0.0)
     assert low_bit.scale(plain) == "none" and plain.describe()["scale"] is None
     assert replace(tiny, per="channel").per == "channel"
+    assert replace(tiny, method="binaryconnect", weight_decay=None, scale="none").describe()["scale"] is None
     with pytest.raises(ValueError, match="scale none is a setting of one bit"):
         replace(tiny, bits=4, scale="none")
 

@@ -106,8 +106,11 @@ def scale_of(w: Tensor, levels: LevelSet, kind: ScaleKind, per: Per = "tensor") 
 
 
 def scales_of(ws: Sequence[Tensor], levels: LevelSet, kind: ScaleKind, per: Per = "tensor") -> list[Tensor]:
-    """scale_of for each of several tensors of one device, up to rounding; in a few launches where they are float32."""
-    if per == "channel" or not all(w.dtype == torch.float32 and w.numel() for w in ws):
+    """scale_of for each of several tensors of one device, up to rounding: on a GPU in a few launches, in float32.
+
+    (On a CPU torch's norms add up one number after another, which loses a large tensor's later ones.)
+    """
+    if per == "channel" or not all(w.is_cuda and w.dtype == torch.float32 and w.numel() for w in ws):
         return [s for w in ws if (s := scale_of(w, levels, kind, per)) is not None]
     sizes = [w.numel() for w in ws]
 

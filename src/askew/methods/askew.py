@@ -19,8 +19,10 @@ from askew.core.direction import (
     skew,
     snap,
 )
-from askew.methods.base import Method, Site, clamped, drawn, has_hull, hull, snapped
+from askew.methods.base import Method, Site, clamped, drawn, has_hull, hull, near, snapped
 from askew.methods.fusible import fusible
+
+EDGE = 1e-4  # of half a gap: nearer than this to the capture radius, rounding decides
 
 
 class EpsilonSkew(Method):
@@ -128,6 +130,13 @@ class ReversibleLevelFirst(LevelFirstSkew):
 
     def forward_weight(self, w: Tensor, site: Site) -> Tensor:
         return let_seen(w, site.levels, self.radius(site), site.scale)
+
+    def belongs(self, p: Tensor, seen: Tensor, latent: Tensor, site: Site) -> bool:
+        """Also where rounding decides who is captured, and at a midpoint by which level."""
+        remoteness = remote(latent, site.levels, site.scale)
+        edge = ((remoteness - self.radius(site)).abs() < EDGE) | (remoteness > 1 - EDGE)
+        either = (p == latent.to(p.dtype)) | near(p, snapped(latent, site.levels, site.scale))
+        return bool((near(p, seen) | (edge & either)).all())
 
 
 @fusible

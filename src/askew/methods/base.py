@@ -16,12 +16,15 @@ from collections.abc import Hashable
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from askew.core import Clock, LevelSet, Per, ScaleKind, scale_of
 from askew.core.direction import level_units, snap
 from askew.core.levels import draw
 from askew.methods.fusible import fusible
+
+ROUNDING = 1e-5  # relative: more than two ways of adding up a scale differ by
 
 
 @dataclass
@@ -93,6 +96,10 @@ class Method:
         """The weights that are scored and shipped: the nearest levels (full precision keeps w)."""
         return snap(w, site.levels, site.scale)
 
+    def belongs(self, p: Tensor, seen: Tensor, latent: Tensor, site: Site) -> bool:
+        """Is p what the network computes with, `seen`, up to rounding? A fused step rounds in its own way."""
+        return bool(near(p, seen).all())
+
     def describe(self) -> dict[str, Any]:
         """Plain values that identify the method in records and state dicts."""
         own = asdict(self) if is_dataclass(self) and not isinstance(self, type) else {}
@@ -104,6 +111,11 @@ class FullPrecision(Method):
 
     def final(self, w: Tensor, site: Site) -> Tensor:
         return w
+
+
+def near(p: Tensor, other: Tensor) -> Tensor:
+    """Where p is the other, in its own dtype and up to rounding."""
+    return torch.isclose(p, other.to(p.dtype), rtol=ROUNDING, atol=0.0)
 
 
 def hull(w: Tensor, site: Site) -> Tensor:

@@ -280,7 +280,9 @@ void block(Sweep run, const Job& job, const Rule& r, int64_t start, int n, Room&
   if (job.w_type == BF16) put(job.w, BF16, start, n, w);
   if (m && job.m_type == BF16) put(job.m, BF16, start, n, m);
   if (v && job.m_type == BF16) put(job.v, BF16, start, n, v);
-  if (job.out) show(job, r, start, n, w, s, o);
+  if (!job.out) return;
+  if (job.w_type == BF16) LOOP w[i] = stored(w[i], 1);  // what the network computes with is made of what is kept
+  show(job, r, start, n, w, s, o);
 }
 
 }  // namespace

@@ -110,7 +110,7 @@ class Fusion:
         """Weights without a gradient: the last step lands them, and what is shown of them follows the schedule."""
         if not (now.last or any(work.forward == SHOWN for work in self._groups)):
             return
-        if not any(p.grad is None for group in optimizer.param_groups for p in group["params"]):
+        if not any(p.grad is None for _, group in optimizer._managed() for p in group["params"]):
             return
         for _, p, site in optimizer.weights():
             if p.grad is None:

@@ -288,5 +288,7 @@ def step_kernel(
         x = nearest(x, s, levels, middles, gap, inverse_gap, GRID, K)
     put(w, offset, x, mask, W_HALF)
     if OUT:
+        if W_HALF:  # what the network computes with is made of what is kept
+            x = x.to(tl.bfloat16, fp_downcast_rounding="rtne").to(tl.float32)
         x = forward(x, s, value_at, levels, middles, gap, inverse_gap, FORWARD, GRID, K)
         put(at(entry + 3, OUT_HALF, ALIGNED), offset, x, mask, OUT_HALF)

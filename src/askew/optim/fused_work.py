@@ -103,6 +103,7 @@ def param_work(
             state[p]["momentum_buffer"] = torch.empty_like(w)
         m = _in_order(state[p], "momentum_buffer", w)
     clamped = type(optimizer.method) is BinaryConnect or work.options["clamp"]
+    bounded = work.options["scale"] == "none" or ("scale" in memory and work.forward != SHOWN)
     levels = work.levels is not None and (work.mode != PLAIN or work.forward)
     return ParamWork(
         position=position,
@@ -112,7 +113,7 @@ def param_work(
         out=None if w is p else local(p),
         scale=None if scale is None else local(scale),
         follows=follows,
-        clamp=bool(levels and clamped and (work.options["scale"] == "none" or "scale" in memory)),
+        clamp=bool(levels and clamped and bounded),
         step=step,
         fresh=fresh,
         state=state.get(p, {}),

@@ -32,7 +32,6 @@ from askew.optim.fused import Fusion, capturing
 from askew.optim.fused_work import restore_moments
 
 Closure = Callable[[], Any]
-ROUNDING = 1e-5  # relative: more than two ways of adding up a scale differ by
 
 
 class MethodOptimizer(Optimizer):
@@ -335,17 +334,10 @@ class MethodOptimizer(Optimizer):
             sharding.reshard([p for _, p, _ in sites])
             with torch.no_grad():
                 for _, p, site in sites:
-                    seen = sharding.apply(self.method, "forward_weight", site, site.memory["latent"])
-                    if sharding.is_sharded(p) or not self._belongs(p, seen, site):
+                    latent = site.memory["latent"]
+                    seen = sharding.apply(self.method, "forward_weight", site, latent)
+                    if sharding.is_sharded(p) or not self.method.belongs(p, seen, latent, site):
                         p.copy_(seen)
-
-    def _belongs(self, p: Tensor, seen: Tensor, site: Site) -> bool:
-        """Is each of p what the network computes with, up to rounding? (Which may decide who is captured.)"""
-        fits = torch.isclose(p, seen, rtol=ROUNDING, atol=0.0)
-        if self.method.judged_as_shown:
-            latent = site.memory["latent"]
-            fits |= (p == latent) | torch.isclose(p, self.method.final(latent, site), rtol=ROUNDING, atol=0.0)
-        return bool(fits.all())
 
     def _restore_values(self) -> None:
         """After loading: the numbers as the last step before the checkpoint used them, and no others."""

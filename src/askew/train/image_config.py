@@ -241,7 +241,7 @@ class ImageTraining:
         if self.scale is not None and self.method == "lsq":
             raise ValueError("scale: lsq learns its steps; leave it out")
         for name in ("per", "form", "scale"):
-            if getattr(self, name) is not None and low_bit.scale(self, made) == "none":
+            if getattr(self, name) not in (None, "none") and low_bit.scale(self, made) == "none":
                 raise ValueError(f"{name}: {self.method} finds its own levels for each tensor; parq-fixed takes it")
 
     @property

@@ -44,7 +44,7 @@ ONE_BIT = {
     ),
     "askew-level-first-rounded": Search(
         (*each(({"lr": 0.1}, {"lr": 0.3}), **{**CAPTURE, **COLD}), *each(SCALED, **CAPTURE)),
-        chosen=4,
+        chosen=0,
     ),
     "askew-level-first-reversible": Search(
         (*each(({"lr": 0.03}, {"lr": 0.1}), **AGAIN), *each(SCALED, **AGAIN)),
@@ -83,10 +83,10 @@ SIGNS = {
     ),
     "parq": Search(each((*FOUR, *GENTLE), **LATE, **AFFINE), chosen=2),
     "adaste": Search(each(({"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}), **AFFINE), chosen=1),
-    "askew-level-first": Search(each(({"lr": 0.03}, {"lr": 0.1}, *FEW_SCALED[1:4]), **CAPTURE, **AFFINE), chosen=1),
+    "askew-level-first": Search(each(({"lr": 0.03}, {"lr": 0.1}, *FEW_SCALED[1:4]), **CAPTURE, **AFFINE), chosen=4),
     "askew-level-first-rounded": Search(
         each(({"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}, *FEW_SCALED[1:4]), **{**CAPTURE, **COLD}, **AFFINE),
-        chosen=5,
+        chosen=3,
     ),
     "askew-level-first-reversible": Search(
         (
@@ -116,7 +116,7 @@ TABLE = LowBit(
         "skip": ("head.linear",),
     },
     (
-        Row("full-precision", "w32a32", None, Search(RATES, chosen=2)),
+        Row("full-precision", "w32a32", None, Search(RATES, chosen=5)),
         *rows("w1a32", ONE_BIT),
         *rows("w2a4", FEW_BITS),
         *rows("w4a4", FOUR_BITS),
